@@ -163,7 +163,7 @@ async def _answer_all(requests: Any, context: Any) -> None:
     update = types_pb2.RequestId(worker="worker-100", incarnation=1, counter=100)
     send = session_pb2.Send(update=update, receiver=SERVER, address=f"{HOST}:9", seq=1 << 60, ticket=bytes(16))
     instruction = session_pb2.Instruction(reason="shortest transfer first: 0.1 ms", send=send)
-    answer = fabric_pb2.SessionResponse(epoch=1, instructions=[instruction])
+    answer = fabric_pb2.SessionResponse(term=1, instructions=[instruction])
     while await context.read() is not grpc.aio.EOF:
         await context.write(answer)
 

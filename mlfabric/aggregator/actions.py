@@ -23,7 +23,6 @@ from mlfabric.protocol import (
 from mlfabric.transfer.offers import (
     Abandon,
     Answer,
-    EpochBegan,
     GetBroken,
     GetServed,
     LineEvent,
@@ -32,6 +31,7 @@ from mlfabric.transfer.offers import (
     PayloadReceived,
     Refuse,
     Report,
+    TermBegan,
     TransferBroken,
     Wanted,
 )
@@ -42,7 +42,6 @@ __all__ = [
     "Action",
     "AggregatorEvent",
     "Answer",
-    "EpochBegan",
     "FetchFailed",
     "ForgetModel",
     "ForgetSum",
@@ -66,6 +65,7 @@ __all__ = [
     "StopFetch",
     "SumFailed",
     "SumSealed",
+    "TermBegan",
     "TransferBroken",
     "Wanted",
     "dismissed",
@@ -135,7 +135,7 @@ AggregatorEvent = (
     | CancelSum
     | HandOn
     | CancelHandOn
-    | EpochBegan
+    | TermBegan
     | LineEvent
     | InputUnusable
     | SumSealed

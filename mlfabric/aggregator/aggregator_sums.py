@@ -105,7 +105,7 @@ class Sums:
         if which in self.sums:
             yield from self._give_up(self.sums[which], reason)
 
-    def begin_epoch(self) -> Iterator[Action]:
+    def begin_term(self) -> Iterator[Action]:
         """Give up everything that an older scheduler planned."""
         for running in list(self.sums.values()):
             yield from self._give_up(running, "the scheduler began anew")

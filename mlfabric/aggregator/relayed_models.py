@@ -88,7 +88,7 @@ class Handings:
                     yield from _dismiss(target, reason)
             yield from self._end_if_unwanted(handing)
 
-    def begin_epoch(self) -> Iterator[Action]:
+    def begin_term(self) -> Iterator[Action]:
         """Give up everything that an older scheduler planned."""
         for handing in list(self.handings.values()):
             yield from self._give_up(handing, "the scheduler began anew")

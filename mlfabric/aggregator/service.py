@@ -132,7 +132,7 @@ class AggregatorService:
         return (await stub.RegisterAsAggregator(request)).admission
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
-        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.TermBegan(term=welcome.term))
         return []
 
     def _instructed(self, instruction: Instruction) -> None:

@@ -30,7 +30,7 @@ class AggregatorState:
 
     def __init__(self, name: str, memory_budget_bytes: int) -> None:
         self.name = name
-        self.epoch = 0
+        self.term = 0
         self.specs: dict[str, ModelSpec] = {}
         memory = Memory(memory_budget_bytes)
         self._spent = Spent()
@@ -73,11 +73,11 @@ class AggregatorState:
                         yield from self._react(early, now_ns)
             case CancelHandOn():
                 yield from self.handings.cancel(event.get, event.reason)
-            case act.EpochBegan():
-                if event.epoch > self.epoch:
-                    self.epoch = event.epoch
-                    yield from self.sums.begin_epoch()
-                    yield from self.handings.begin_epoch()
+            case act.TermBegan():
+                if event.term > self.term:
+                    self.term = event.term
+                    yield from self.sums.begin_term()
+                    yield from self.handings.begin_term()
             case act.Offered():
                 yield from self._offer(event, now_ns)
             case act.Wanted():

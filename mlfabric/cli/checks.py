@@ -205,7 +205,7 @@ async def fabric(asker: StatusReader, expected: bool) -> list[Finding]:
     findings = [
         _judge("scheduler", median_s < SLOW_ROUND_TRIP_S, found, "put it nearer, or give it more CPU"),
         _versions(status),
-        time_of_day(status.epoch),
+        time_of_day(status.term),
     ]
     members = [m for m in status.members if m.state == HERE and m.role in ("server", "monitor") and m.address]
     if not any(m.role == "server" for m in members):
@@ -223,10 +223,10 @@ def _versions(status: fabric_pb2.GetStatusResponse) -> Finding:
     return _judge("versions", theirs == __version__, f"{__version__} here, {theirs} there", "install the same on both")
 
 
-def time_of_day(epoch: int) -> Finding:
-    """Check this host's clock: a scheduler's epoch is the time of day of its start in milliseconds, if not more."""
-    ahead_s = int(epoch / 1e3 - time.time())
-    found = f"the scheduler's epoch is {ahead_s} s ahead of it" if ahead_s > 0 else "in line with the scheduler's"
+def time_of_day(term: int) -> Finding:
+    """Check this host's clock: a scheduler's term is the time of day of its start in milliseconds, if not more."""
+    ahead_s = int(term / 1e3 - time.time())
+    found = f"the scheduler's term is {ahead_s} s ahead of it" if ahead_s > 0 else "in line with the scheduler's"
     return _judge("time of day", ahead_s <= CLOCK_SLACK_S, found, "synchronise the clocks (NTP) on both hosts")
 
 

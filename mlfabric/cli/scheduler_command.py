@@ -59,7 +59,7 @@ def scheduler(
         ),
     ] = "",
     state_dir: Annotated[
-        Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its epoch is kept across restarts.")
+        Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its term is kept across restarts.")
     ] = None,
     standby: Annotated[
         bool, typer.Option("--standby", help="Load everything, then serve from a line on standard input on.")

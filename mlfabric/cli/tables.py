@@ -76,7 +76,7 @@ def as_plain(message: Message) -> dict[str, Any]:
 def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> RenderableType:
     """Return a status as tables: members, models, workers, links, planner."""
     planner = status.planner
-    head = f"scheduler {scheduler}, epoch {status.epoch}, version {status.software_version or 'unknown'}"
+    head = f"scheduler {scheduler}, term {status.term}, version {status.software_version or 'unknown'}"
     foot = f"planner: {planner.plans} plans of {planner.mean_plan_ms:.2f} ms, {planner.mean_batch:.1f} updates in each"
     tables = [_members(status), _models(status), _workers(status), _links(status)]
     parts = [part for made in tables if made.row_count for part in (made, Text())]

@@ -72,7 +72,7 @@ class StatusReader:
             if isinstance(answer, fabric_pb2.GetStatusResponse)
         ]
         if found:
-            return max(found, key=lambda one: one[1].epoch)
+            return max(found, key=lambda one: one[1].term)
         raise next(answer for answer in answers if isinstance(answer, BaseException))
 
     async def _ask(self, address: str, request: fabric_pb2.GetStatusRequest) -> fabric_pb2.GetStatusResponse:
@@ -105,6 +105,6 @@ class StatusReader:
                 status = await self.read()
             except (RefusedError, UnavailableError):
                 status = fabric_pb2.GetStatusResponse()
-            if status.epoch and members <= {m.name for m in status.members if m.state == HERE}:
+            if status.term and members <= {m.name for m in status.members if m.state == HERE}:
                 return status
             await asyncio.sleep(LOOK_AGAIN_S)

@@ -6,7 +6,7 @@ N chains, each over an N-th of the bytes and rooted at another host, with the re
 link carries what it would in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy.
 
 Several workers of one host send to one of them, which acts for the host. The root is random among hosts without a slow
-link, and so is who starts which chain: drawn from the epoch and the round, so the same events give the same trees.
+link, and so is who starts which chain: drawn from the term and the round, so the same events give the same trees.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def shape_round(
     Returns:
         How it is to go, or why there is no way now.
     """
-    draw = random.Random(f"{round_id.epoch}/{round_id.counter}")
+    draw = random.Random(f"{round_id.term}/{round_id.counter}")
     order = sorted(members)
     draw.shuffle(order)
     leaders: dict[str, str] = {}

@@ -24,7 +24,7 @@ __all__ = [
     "ALIGNMENT_BYTES",
     "COUNTER_BYTES",
     "DTYPE_BYTES",
-    "MAX_EPOCH",
+    "MAX_TERM",
     "NO_TERM",
     "PROTOCOL_VERSION",
     "Layout",
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION = 2
-MAX_EPOCH = (1 << 42) - 1
+MAX_TERM = (1 << 42) - 1
 """Of a scheduler: sequence numbers of 64 bits begin with it."""
 ALIGNMENT_BYTES = 16
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -346,10 +346,10 @@ class ModelSpec:
 class Term(NamedTuple):
     """One scheduler's time in office: the greater one is the newer, and fences off all others.
 
-    ``instance`` is drawn at random, and tells apart two schedulers that took the same epoch.
+    ``instance`` is drawn at random, and tells apart two schedulers that took the same number.
     """
 
-    epoch: int
+    number: int
     instance: int
 
 

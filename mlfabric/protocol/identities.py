@@ -53,9 +53,9 @@ class GetId(NamedTuple):
 
 
 class SumId(NamedTuple):
-    """Identity of a sum for ever: the number of the scheduler's term (its epoch), and a counter from 0."""
+    """Identity of a sum for ever: the number of the scheduler's term, and a counter from 0."""
 
-    epoch: int
+    term: int
     counter: int
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ class ReduceId(NamedTuple):
 
 
 class RoundId(NamedTuple):
-    """Identity of one attempt at an AllReduce of all workers: the scheduler's epoch, and a counter from 1.
+    """Identity of one attempt at an AllReduce of all workers: the number of the scheduler's term, and a counter from 1.
 
     Later ones are greater.
     """
 
-    epoch: int
+    term: int
     counter: int
 
     def __str__(self) -> str:

@@ -60,7 +60,7 @@ class Welcome(Told):
     """Admit a member.
 
     Args:
-        epoch, instance: the scheduler's term.
+        term, instance: the scheduler's term.
         tau_max: the bound in force.
         monitor_address, monitor_token: see ``MonitorAt``.
         initialise: this worker is to send initial weights.
@@ -72,7 +72,7 @@ class Welcome(Told):
     """
 
     incarnation: int
-    epoch: int
+    term: int
     tau_max: int
     server: str
     initialise: bool

@@ -27,7 +27,7 @@ class SchedulerConfig:
     """Settings of the scheduler's state machine.
 
     Args:
-        epoch, instance: this scheduler's term; greater than that of any before it.
+        term: this scheduler's; greater than that of any before it.
         ticket_secret: random bytes from which tickets are made; at least 16.
         batch_window_ns: the longest that an update waits for others while the ingress is busy, where nobody sums.
         silence_ns: a member whose stream broke may come back within this time before it counts as left.
@@ -37,19 +37,13 @@ class SchedulerConfig:
         limits: see there.
     """
 
-    epoch: int
+    term: Term
     ticket_secret: bytes
     batch_window_ns: int = 100_000_000
     silence_ns: int = 10_000_000_000
     round_patience_ns: int = 1_000_000_000
     default_bps: int = 10_000_000_000
     limits: Limits = field(default_factory=Limits)
-    instance: int = 0
-
-    @property
-    def term(self) -> Term:
-        """This scheduler's time in office."""
-        return Term(self.epoch, self.instance)
 
 
 class TicketMaker:
@@ -66,15 +60,15 @@ class TicketMaker:
 
 
 class NumberMaker:
-    """Ids of what the scheduler itself brings about; a scheduler of another epoch gives others.
+    """Ids of what the scheduler itself brings about; a scheduler of another term gives others.
 
     ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it.
     """
 
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
+    def __init__(self, term: int) -> None:
+        self._term = term
         self._sums, self._gets = count(), count()
-        self.last_server_epoch = name_of_epoch(epoch, 0)
+        self.last_server_epoch = name_of_epoch(term, 0)
 
     def next_server_epoch(self) -> int:
         """Name a server epoch: it is above all that were named before, also by other schedulers."""
@@ -83,11 +77,11 @@ class NumberMaker:
 
     def next_sum(self) -> SumId:
         """Return the id of a new sum."""
-        return SumId(self._epoch, next(self._sums))
+        return SumId(self._term, next(self._sums))
 
     def next_get(self, aggregator: Member) -> GetId:
         """Return the id of a new get of an aggregator's own."""
-        return GetId(aggregator.name, aggregator.incarnation, (self._epoch << SEQ_BITS) + next(self._gets))
+        return GetId(aggregator.name, aggregator.incarnation, (self._term << SEQ_BITS) + next(self._gets))
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""A scheduler process: epoch, gRPC server with health and reflection, metrics page, start and orderly stop."""
+"""A scheduler process: term, gRPC server with health and reflection, metrics page, start and orderly stop."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from mlfabric.errors import FabricError, UsageError
+from mlfabric.model.specs import Term
 from mlfabric.planning import is_planner_compiled
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
@@ -30,12 +31,12 @@ from mlfabric.scheduler.state import SchedulerState
 from mlfabric.security import LOOPBACK, Security
 from mlfabric.security.secure_grpc import add_port
 from mlfabric.shell.control import Decoding, server_limits
-from mlfabric.shell.epochs import begin_epoch
+from mlfabric.shell.kept_numbers import next_number
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__
 
-__all__ = ["SchedulerOptions", "SchedulerRunner", "next_epoch"]
+__all__ = ["SchedulerOptions", "SchedulerRunner", "next_term"]
 
 log = logging.getLogger("mlfabric.scheduler")
 SURVEY_S = 1.0
@@ -65,7 +66,7 @@ class SchedulerOptions:
         round_patience_s: see ``SchedulerConfig``; >= 0.
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
         limits: how much it takes in.
-        state_dir: where the epoch is kept; None derives it from the time of day, and from what members have seen.
+        state_dir: where the term is kept; None derives it from the time of day, and from what members have seen.
         security: of all its connections.
     """
 
@@ -96,14 +97,14 @@ class SchedulerOptions:
                 raise UsageError(f"scheduler: {name}={value!r}; allowed: {allowed}")
 
 
-def next_epoch(state_dir: Path | None, seen: int = 0) -> int:
-    """Return an epoch greater than that of any scheduler before on this state directory, and keep it there.
+def next_term(state_dir: Path | None, seen: int = 0) -> int:
+    """Return a term greater than that of any scheduler before on this state directory, and keep it there.
 
     The time of day in milliseconds is the least, so that without a directory a restart is newer as well.
 
     Args:
         state_dir: see ``SchedulerOptions``.
-        seen: an epoch that members have seen; the new one is greater.
+        seen: a term that members have seen; the new one is greater.
 
     Raises:
         UsageError: the directory cannot be written or holds something else.
@@ -112,7 +113,7 @@ def next_epoch(state_dir: Path | None, seen: int = 0) -> int:
     if state_dir is None:
         return least
     try:
-        return begin_epoch(state_dir / "epoch", least)
+        return next_number(state_dir / "epoch", least)  # named so since its first release
     except FabricError as error:
         raise UsageError(
             f"state_dir={str(state_dir)!r}: {error}; give a directory that this process may write"
@@ -168,11 +169,10 @@ class SchedulerRunner:
         self._state: SchedulerState
 
     def _renew(self, seen: int = 0) -> SchedulerState:
-        """Begin with nothing, under an epoch that is greater than one that members have seen."""
+        """Begin with nothing, under a term that is greater than one that members have seen."""
         options = self.options
         config = SchedulerConfig(
-            epoch=next_epoch(options.state_dir, seen),
-            instance=self._instance,
+            term=Term(next_term(options.state_dir, seen), self._instance),
             ticket_secret=secrets.token_bytes(32),
             batch_window_ns=round(options.batch_window_s * 1e9),
             silence_ns=round(options.silence_s * 1e9),
@@ -190,10 +190,10 @@ class SchedulerRunner:
 
         Args:
             ready: called with the address once members can join.
-            begin: waited for before an epoch is taken and anything is listened on; meanwhile everything is loaded.
+            begin: waited for before a term is taken and anything is listened on; meanwhile everything is loaded.
 
         Raises:
-            UsageError: the port is in use or may not be listened on; the epoch cannot be kept.
+            UsageError: the port is in use or may not be listened on; the term cannot be kept.
             FencedError: a member has seen a newer scheduler.
             ConfigError: others can reach the address, and there is no TLS.
         """
@@ -223,7 +223,7 @@ class SchedulerRunner:
         page = self._page()
         await server.start()
         address = f"{self.options.advertised or self.options.bind}:{port}"
-        log.info("scheduler at %s, epoch %s", address, self._state.context.config.epoch)
+        log.info("scheduler at %s, term %s", address, self._state.context.config.term.number)
         ready(address)
         survey = asyncio.create_task(self._survey(service))
         stopped = asyncio.create_task(stop.wait())

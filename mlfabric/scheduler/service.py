@@ -122,7 +122,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     Args:
         state: the state machine; nobody else may touch it.
         meter: counts what is decided.
-        renew: makes a state machine of an epoch greater than this one, if members have seen that.
+        renew: makes a state machine of a term greater than this one, if members have seen that.
         pulses: where signs of life arrive; None hears none.
 
     Attributes:
@@ -140,7 +140,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         self._renew = renew
         self._meter = meter
         self._seats: dict[str, _Seat] = {}
-        self._epoch = state.context.config.epoch
+        self._term = state.context.config.term.number
         self._limits = state.context.config.limits
         self._timer: asyncio.TimerHandle | None = None
         self._settling = False
@@ -198,18 +198,18 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             self._timer = asyncio.get_running_loop().call_later(wait_ns / 1e9, self._take_in, Tick())
 
     def _give_way(self) -> None:
-        """Begin anew above the epoch that a member has shown; end if another scheduler is in office."""
-        own, seen = self._epoch, self._state.seen.epoch
+        """Begin anew above the term that a member has shown; end if another scheduler is in office."""
+        own, seen = self._term, self._state.seen.number
         if self._state.verdict is Verdict.RISES:
             try:
                 self._state = self._renew(seen)
             except UsageError as error:
                 self._end(error)
                 return
-            self._epoch = self._state.context.config.epoch
-            self.recall(f"a member has seen epoch {seen}: going on as epoch {self._epoch} instead of {own}")
+            self._term = self._state.context.config.term.number
+            self.recall(f"a member has seen term {seen}: going on as term {self._term} instead of {own}")
         else:
-            self._end(FencedError(f"epoch {own} has been succeeded by epoch {seen}; this one ends"))
+            self._end(FencedError(f"term {own} has been succeeded by term {seen}; this one ends"))
             self.recall("it has been succeeded")
 
     def _end(self, error: Exception) -> None:
@@ -371,7 +371,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 await seat.wake.wait()
                 seat.wake.clear()
                 if seat.outbox:
-                    yield fabric_pb2.SessionResponse(epoch=self._epoch, instructions=seat.take())
+                    yield fabric_pb2.SessionResponse(term=self._term, instructions=seat.take())
             if seat.refusal is not None:
                 await context.abort(*seat.refusal)  # here only: while the stream is written to, a status may be lost
         finally:

@@ -83,7 +83,7 @@ class SchedulerState:
 
     def __init__(self, config: SchedulerConfig, network: Network | None = None) -> None:
         network = network if network is not None else Network.star(config.default_bps)
-        self.context = Context(config, network, TicketMaker(config.ticket_secret), NumberMaker(config.epoch))
+        self.context = Context(config, network, TicketMaker(config.ticket_secret), NumberMaker(config.term.number))
         self.measured: dict[tuple[str, bool], int] = {}
         self._known = known = KnownModels()
         self.models, self.wholes, self.reductions = known.held, known.wholes, known.reductions
@@ -109,7 +109,7 @@ class SchedulerState:
             # A server may hold checkpoints of an epoch that a newer scheduler has named, and have seen none itself.
             newest = max(event.server_epochs, default=0)
             if newest > self.context.numbers.last_server_epoch:
-                self._look_at(Term(term_of(newest), self.context.config.instance), may_rise=True)
+                self._look_at(Term(term_of(newest), self.context.config.term.instance), may_rise=True)
         elif isinstance(event, TermShown):
             self._look_at(event.seen, may_rise=False)
         if self.verdict is not Verdict.STAYS:
@@ -188,8 +188,8 @@ class SchedulerState:
             self.verdict, self.seen = found, max(self.seen, seen)
 
     def _refusal(self, member: Member) -> Refuse:
-        own, seen = self.context.config.epoch, self.seen.epoch
-        reason = f"this scheduler, of epoch {own}, was shown epoch {seen}: {self.verdict.value}"
+        own, seen = self.context.config.term.number, self.seen.number
+        reason = f"this scheduler, of term {own}, was shown term {seen}: {self.verdict.value}"
         return Refuse(to=member.name, cause=RefuseReason.FENCED, reason=reason)
 
     def _react(self, event: MemberEvent, now_ns: int) -> Iterator[Instruction]:

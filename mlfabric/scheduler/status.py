@@ -36,7 +36,7 @@ def describe(
     workers = [m for m in members if m.member.role is Role.WORKER]
     waits = {name: {w.value: n for w, n in found.items() if n} for name, found in count_waits(state).items()}
     return fabric_pb2.GetStatusResponse(
-        epoch=state.context.config.epoch,
+        term=state.context.config.term.number,
         members=[_member(state, m, load) for m in members],
         models=[_model(state, name, model, waits[name], all_samples) for name, model in sorted(state.models.items())]
         + [_reduced(state, name, rounds, waits[name], meter) for name, rounds in sorted(state.reductions.items())],

@@ -32,7 +32,6 @@ from mlfabric.protocol import (
 from mlfabric.transfer.offers import (
     Abandon,
     Answer,
-    EpochBegan,
     GetBroken,
     GetServed,
     Offered,
@@ -40,6 +39,7 @@ from mlfabric.transfer.offers import (
     Refuse,
     Report,
     SeedOffered,
+    TermBegan,
     TransferBroken,
     Wanted,
 )
@@ -53,7 +53,6 @@ __all__ = [
     "CommitStep",
     "CreateStore",
     "DiscardStep",
-    "EpochBegan",
     "Forget",
     "FreeStore",
     "GetBroken",
@@ -82,6 +81,7 @@ __all__ = [
     "StepRefused",
     "Stopping",
     "StoreFreed",
+    "TermBegan",
     "TransferBroken",
     "UnpinModel",
     "Wanted",
@@ -214,7 +214,7 @@ ModelEvent = (
 )
 """What concerns one model that is here, if it is."""
 
-ServerEvent = ModelEvent | HostModel | FreeModel | StoreFreed | Stopping | EpochBegan | Offered | Wanted
+ServerEvent = ModelEvent | HostModel | FreeModel | StoreFreed | Stopping | TermBegan | Offered | Wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

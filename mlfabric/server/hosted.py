@@ -93,7 +93,7 @@ class HostedModel:
         self.began = start.began
         self._server = config.name
         self._reports = Reports(config.name, spec.name)
-        self._epoch = 0
+        self._term = 0
         self._next_epoch = 0
         self._budget_bytes = config.receive_budget_bytes
         self._synchronous = spec.mode is Mode.SYNCHRONOUS
@@ -216,9 +216,9 @@ class HostedModel:
         """Return the updates that were not offered; a sum is offered when its inputs are there, which may take long."""
         return [t for t in self.incoming.transfers.values() if t.state is TransferState.EXPECTED and not t.is_sum]
 
-    def begin_epoch(self, epoch: int) -> Iterator[Action]:
+    def begin_term(self, term: int) -> Iterator[Action]:
         """Void what an older scheduler planned and the new one cannot go on with; the rest goes on in its order."""
-        self._epoch = epoch
+        self._term = term
         kept = self._keepable()
         for transfer in [t for t in self.incoming.transfers.values() if t.transfer not in kept]:
             yield from self._break_off(transfer)
@@ -396,7 +396,7 @@ class HostedModel:
         yield from self._remove(transfer)
         if transfer.connection is not None:
             yield Refuse(connection=transfer.connection, reason=detail)
-        if isinstance(name, SumId) and name.epoch >= self._epoch:
+        if isinstance(name, SumId) and name.term >= self._term:
             yield self._reports.ended(name, TransferEnd.VOIDED, detail=detail)
             return
         for member in transfer.members:

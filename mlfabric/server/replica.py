@@ -179,7 +179,7 @@ class ReplicaModel:
         if transfer.state is not TransferState.EXPECTED:
             yield act.Forget(transfer=name)
 
-    def begin_epoch(self) -> Iterator[ReplicaAction]:
+    def begin_term(self) -> Iterator[ReplicaAction]:
         """Let go of what was on its way: a new scheduler knows of nothing, and seeds anew.
 
         What can be used once it is in the log stays: the primary may have counted on it, and committed it.

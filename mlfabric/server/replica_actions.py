@@ -76,7 +76,7 @@ ReplicaEvent = (
     | Void
     | Logged
     | Promote
-    | act.EpochBegan
+    | act.TermBegan
     | act.Offered
     | act.Wanted
     | act.PayloadReceived

@@ -226,7 +226,7 @@ class ReplicaService:
 
     def _admitted(self, welcome: Welcome) -> list[MemberEvent]:
         self._end_heir()
-        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._driver.take_in(act.TermBegan(term=welcome.term))
         return list(self._state.holds())
 
     def _instructed(self, instruction: Instruction) -> None:

@@ -47,7 +47,7 @@ class ReplicaState:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.epoch = 0
+        self.term = 0
         self.models: dict[str, ReplicaModel] = {}
         self.promotion: Promote | None = None
         self._freeing = Freeing(name)
@@ -121,14 +121,14 @@ class ReplicaState:
                     for name, model in self.models.items():
                         known = [commit for group in event.known if group.model == name for commit in group.commits]
                         model.take_foretold(known, [g.commits for g in event.foretold if g.model == name])
-            case act.EpochBegan():
+            case act.TermBegan():
                 self.promotion, self._is_handed_over = None, False
                 for model in self.models.values():
                     model.forget_foretold()
-                if event.epoch > self.epoch:
-                    self.epoch = event.epoch
+                if event.term > self.term:
+                    self.term = event.term
                     for model in self.models.values():
-                        yield from model.begin_epoch()
+                        yield from model.begin_term()
             case act.Offered():
                 yield from self._offer(event, now_ns)
             case act.Wanted():

@@ -44,7 +44,7 @@ from mlfabric.server.server_connections import Connections
 from mlfabric.server.state import ServerState
 from mlfabric.server.stores import Saving, Stores
 from mlfabric.shell.driving import Driver
-from mlfabric.shell.epochs import last_epoch, note_epoch
+from mlfabric.shell.kept_numbers import keep_number, last_number
 from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
 from mlfabric.shell.session import nothing
 from mlfabric.telemetry import ServerMetrics
@@ -118,7 +118,7 @@ class ServerService:
         held = resume(checkpoints, options.name) if checkpoints and options.resume else []
         self._noted_epochs = {holds.spec.name: holds.version.epoch for holds, _ in held}
         self._shown_epochs = {
-            name: max(epoch, last_epoch(checkpoints.epoch_path(name)) if checkpoints else 0)
+            name: max(epoch, last_number(checkpoints.epoch_path(name)) if checkpoints else 0)
             for name, epoch in self._noted_epochs.items()
         }
         held += inheritance.held if inheritance is not None else ()
@@ -217,7 +217,7 @@ class ServerService:
                 continue
             self._noted_epochs[name] = epoch
             try:
-                note_epoch(self._checkpoints.epoch_path(name), epoch)
+                keep_number(self._checkpoints.epoch_path(name), epoch)
             except FabricError as error:  # nobody else can serve: better so than not at all
                 log.error("%s", error)
 
@@ -259,7 +259,7 @@ class ServerService:
                 self._log.append(group.model, group.commits)
             self._save_soon()
         self._seeds.stop_all()
-        self._driver.take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
+        self._driver.take_in(act.TermBegan(term=welcome.term, server_epoch=welcome.server_epoch))
         self._shown_epochs.clear()
         return list(self._state.holds())
 

@@ -45,7 +45,7 @@ class ServerState:
 
     def __init__(self, config: ServerConfig, held: Iterable[ServerHolds] = ()) -> None:
         self.config = config
-        self.epoch = 0
+        self.term = 0
         self.models = {h.spec.name: self._model(h) for h in held}
         self._is_stopping = False
         self._freeing = Freeing(config.name)
@@ -91,8 +91,8 @@ class ServerState:
                 yield from self._free(event)
             case act.StoreFreed():
                 yield from self._freed(event.model)
-            case act.EpochBegan():
-                yield from self._begin_epoch(event.epoch, event.server_epoch)
+            case act.TermBegan():
+                yield from self._begin_term(event.term, event.server_epoch)
             case act.Stopping():
                 self._is_stopping = True
                 for shard in self._shards():
@@ -165,16 +165,16 @@ class ServerState:
             case act.Installed():
                 yield from model.installed(event.update)
 
-    def _begin_epoch(self, epoch: int, server_epoch: int) -> Iterator[act.Action]:
-        """React to every admission; also under the same epoch, what was said before may have been lost."""
+    def _begin_term(self, term: int, server_epoch: int) -> Iterator[act.Action]:
+        """React to every admission; also under the same term, what was said before may have been lost."""
         for model in self.models.values() if server_epoch else ():
             model.renew(server_epoch)
         for shard in self._shards():
             yield from shard.admitted()
-        if epoch > self.epoch:
-            self.epoch = epoch
+        if term > self.term:
+            self.term = term
             for model in self.models.values():
-                yield from model.begin_epoch(epoch)
+                yield from model.begin_term(term)
 
     def _shards(self) -> list[ShardModel]:
         return [model for model in self.models.values() if isinstance(model, ShardModel)]

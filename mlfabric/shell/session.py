@@ -223,12 +223,12 @@ class SchedulerSession:
                 await self._notice("")
             else:
                 self._was_in = True
-                term = Term(admission.epoch, admission.instance)
+                term = Term(admission.term, admission.instance)
                 if term >= self.member.seen:
                     self.member = replace(self.member, seen=term)
                     self._note_joined(address)
                     return stub, admission
-                await self._notice(f"a newer scheduler than that at {address}, of epoch {term.epoch}")
+                await self._notice(f"a newer scheduler than that at {address}, of term {term.number}")
             self._addresses.append(self._addresses.pop(0))
             await asyncio.sleep(RETRY_S)
 

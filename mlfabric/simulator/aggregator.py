@@ -76,7 +76,7 @@ class SimulatedAggregator(Receiver[act.Grant]):
 
     def admitted(self, welcome: Welcome) -> list[MemberEvent]:
         """Begin under a scheduler; return what it announces."""
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._take_in(act.TermBegan(term=welcome.term))
         return []
 
     # Connections

@@ -106,7 +106,7 @@ class Followers:
         former.depose(DeposedWitness(self._witness))
         self._deposed.append(former)
         # One that has never heard of the former server knows nothing of what that may have committed and not told.
-        is_blind = former.state.epoch < self._around.scheduler.epoch
+        is_blind = former.state.term < self._around.scheduler.term
         self._servers[heir.name] = heir
         for held in heir.state.brings():
             made = [entry.under(held.version.epoch) for entry in replica.foretold[held.spec.name]]

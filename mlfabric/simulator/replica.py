@@ -118,7 +118,7 @@ class SimulatedReplica(BufferedReceiver):
         if self.heir is not None:
             self.heir.die()
             self.heir = None
-        self._take_in(act.EpochBegan(epoch=welcome.epoch))
+        self._take_in(act.TermBegan(term=welcome.term))
         return list(self.state.holds())
 
     # Events in, actions out

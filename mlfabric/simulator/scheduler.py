@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from mlfabric.model.specs import Term
 from mlfabric.protocol import (
     Instruction,
     MemberEvent,
@@ -27,15 +28,15 @@ MOST_TICKS_AT_ONCE = 100
 
 
 class SimulatedScheduler:
-    """One scheduler, and those that come after it under newer epochs."""
+    """One scheduler, and those that come after it under newer terms."""
 
     def __init__(self, world: World, witness: Witness) -> None:
-        self.epoch = 1
+        self.term = 1
         self.process = world.process("scheduler", "host of scheduler")
         self.state = self._new_state(world)
         self._world = world
         self._witness = witness
-        witness.epoch_begins(self.epoch)
+        witness.term_begins(self.term)
         self._seats: dict[str, tuple[Stream, int, Session]] = {}
         self._timer: Timer | None = None
         self._is_up = True
@@ -47,8 +48,8 @@ class SimulatedScheduler:
 
     def _new_state(self, world: World) -> SchedulerState:
         config = SchedulerConfig(
-            epoch=self.epoch,
-            ticket_secret=f"secret of epoch {self.epoch}".encode(),
+            term=Term(self.term, 0),
+            ticket_secret=f"secret of term {self.term}".encode(),
             batch_window_ns=world.config.batch_window_ns,
             silence_ns=world.config.silence_ns,
             default_bps=world.config.link_bps,
@@ -56,7 +57,7 @@ class SimulatedScheduler:
         return SchedulerState(config)
 
     def restart(self) -> None:
-        """Die with everything in memory, and come back after a while under a newer epoch."""
+        """Die with everything in memory, and come back after a while under a newer term."""
         if not self._is_up:
             return
         self._is_up = False
@@ -67,11 +68,11 @@ class SimulatedScheduler:
         self._world.later(self._world.pause_ns(DOWN_NS), "the scheduler comes back", self._come_back)
 
     def _come_back(self) -> None:
-        if self._world.has_full_disk(self.process.host):  # an epoch that cannot be written down is none
+        if self._world.has_full_disk(self.process.host):  # a term that cannot be written down is none
             self._world.later(DOWN_NS, "the scheduler is started again", self._come_back)
             return
-        self.epoch += 1
-        self._witness.epoch_begins(self.epoch)
+        self.term += 1
+        self._witness.term_begins(self.term)
         self.state = self._new_state(self._world)
         self._is_up = True
 

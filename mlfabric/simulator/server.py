@@ -169,9 +169,9 @@ class SimulatedServer(BufferedReceiver):
             self._begun(self)
             for model in self.stores:
                 self._keep_first(model)
-        self._seen = Term(welcome.epoch, welcome.instance)
+        self._seen = Term(welcome.term, welcome.instance)
         self.seeder.stop_all()
-        self._take_in(act.EpochBegan(epoch=welcome.epoch, server_epoch=welcome.server_epoch))
+        self._take_in(act.TermBegan(term=welcome.term, server_epoch=welcome.server_epoch))
         self._shown_epochs = {}
         return list(self.state.holds())
 

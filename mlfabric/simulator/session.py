@@ -64,7 +64,7 @@ class Session:
         if not self.is_alive:
             stream.close(End.NEAR)
             return
-        self._world.note(f"{self.name} joined epoch {welcome.epoch}")
+        self._world.note(f"{self.name} joined term {welcome.term}")
         held = list(self.member.admitted(welcome))
         self.stream, self.opened = stream, None
         for event in held:

@@ -199,7 +199,7 @@ class Storm:
         self._world.later(delay_ns, f"{former.name} starts again", partial(self._resume, former), NATURE)
 
     def _resume(self, former: SimulatedServer) -> None:
-        if self._world.has_full_disk(former.host):  # its epoch cannot be written down
+        if self._world.has_full_disk(former.host):  # its term cannot be written down
             self._start_again_later(former)
             return
         witness, checkpoints = self._fabric.witness, former.checkpoints

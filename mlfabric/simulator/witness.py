@@ -118,15 +118,15 @@ class Witness:
         self._former_initials: set[UpdateId] = set()
         self._copied: set[UpdateId] = set()
         self._unnamed: set[str] = set()
-        self._epoch = 0
+        self._term = 0
         self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
 
     # At the scheduler
 
-    def epoch_begins(self, epoch: int) -> None:
+    def term_begins(self, term: int) -> None:
         """Note a new scheduler, which must be told from all before it."""
-        assert epoch > self._epoch, f"a scheduler begins epoch {epoch} after epoch {self._epoch}"
-        self._epoch = epoch
+        assert term > self._term, f"a scheduler begins term {term} after term {self._term}"
+        self._term = term
 
     def heard(self, state: SchedulerState, event: MemberEvent, instructions: list[Instruction]) -> None:
         """Check what the scheduler says of outcomes, and what it remembers of those that it was just told."""

@@ -116,11 +116,11 @@ class SimulatedWorker(SimulatedMember):
 
     def admitted(self, welcome: Welcome) -> list[MemberEvent]:
         """Begin under a scheduler; return what it announces."""
-        self._seen = Term(welcome.epoch, welcome.instance)
+        self._seen = Term(welcome.term, welcome.instance)
         if welcome.initialise:
             self._bring_initial()
         self._hears(welcome.server_epoch)
-        began = act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock, server_epoch=welcome.server_epoch)
+        began = act.TermBegan(term=welcome.term, clock=welcome.clock, server_epoch=welcome.server_epoch)
         self._take_in(began)
         return [self.state.holds(), *self.state.drawing.open()]
 

@@ -19,7 +19,6 @@ __all__ = [
     "Abandon",
     "Answer",
     "Early",
-    "EpochBegan",
     "GetBroken",
     "GetServed",
     "GetState",
@@ -30,6 +29,7 @@ __all__ = [
     "Refuse",
     "Report",
     "SeedOffered",
+    "TermBegan",
     "TransferBroken",
     "TransferState",
     "Wanted",
@@ -66,14 +66,14 @@ class GetState(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegan:
-    """A scheduler of this epoch admitted us: whatever an older one planned and nobody started is void.
+class TermBegan:
+    """A scheduler of this term admitted us: whatever an older one planned and nobody started is void.
 
     Args:
         server_epoch: of a server, as in ``Welcome``.
     """
 
-    epoch: int
+    term: int
     server_epoch: int = 0
 
 

@@ -26,7 +26,7 @@ class Admission(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     SESSION_TOKEN_FIELD_NUMBER: _builtins.int
     TAU_MAX_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
@@ -39,8 +39,8 @@ class Admission(_message.Message):
     PULSE_PORT_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     SERVER_EPOCH_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
-    """The scheduler's epoch; a newer one fences off an older one."""
+    term: _builtins.int
+    """The number of the scheduler's term; a newer one fences off an older one."""
     session_token: _builtins.bytes
     """Shown on the session's first message."""
     tau_max: _builtins.int
@@ -57,7 +57,7 @@ class Admission(_message.Message):
     clock: _builtins.int
     """Stale-synchronous: the worker has finished at least so many iterations, as the others count them."""
     instance: _builtins.int
-    """Together with the epoch the scheduler's term."""
+    """Together with the number the scheduler's term."""
     pulse_port: _builtins.int
     """UDP port of the scheduler's host for signs of life (mlfabric/pulse/beat.py); 0 if it hears none."""
     lost: _builtins.bool
@@ -69,7 +69,7 @@ class Admission(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
         session_token: _builtins.bytes = ...,
         tau_max: _builtins.int = ...,
         server: _builtins.str = ...,
@@ -85,7 +85,7 @@ class Admission(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "epoch", b"epoch", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "monitor_token", b"monitor_token", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_epoch", b"server_epoch", "session_token", b"session_token", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "initialise", b"initialise", "instance", b"instance", "lost", b"lost", "monitor_address", b"monitor_address", "monitor_token", b"monitor_token", "pulse_port", b"pulse_port", "reason", b"reason", "server", b"server", "server_epoch", b"server_epoch", "session_token", b"session_token", "tau_max", b"tau_max", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -391,20 +391,20 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 class SessionResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     INSTRUCTIONS_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    term: _builtins.int
     @_builtins.property
     def instructions(self) -> _containers.RepeatedCompositeFieldContainer[_session_pb2.Instruction]: ...
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
         instructions: _abc.Iterable[_session_pb2.Instruction] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instructions", b"instructions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instructions", b"instructions", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1015,14 +1015,14 @@ Global___PlannerStatus: _TypeAlias = PlannerStatus  # noqa: Y015
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
     PLANNER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    term: _builtins.int
     software_version: _builtins.str
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
@@ -1037,7 +1037,7 @@ class GetStatusResponse(_message.Message):
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
         members: _abc.Iterable[Global___MemberStatus] | None = ...,
         models: _abc.Iterable[Global___ModelStatus] | None = ...,
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
@@ -1047,7 +1047,7 @@ class GetStatusResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["planner", b"planner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "links", b"links", "members", b"members", "models", b"models", "planner", b"planner", "software_version", b"software_version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "members", b"members", "models", b"models", "planner", b"planner", "software_version", b"software_version", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

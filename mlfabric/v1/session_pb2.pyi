@@ -484,19 +484,19 @@ class RoundId(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    term: _builtins.int
     counter: _builtins.int
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
         counter: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

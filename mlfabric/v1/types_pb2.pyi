@@ -180,23 +180,23 @@ Global___RequestId: _TypeAlias = RequestId  # noqa: Y015
 
 @_typing.final
 class SumId(_message.Message):
-    """Identity of a sum for ever: the epoch of the scheduler that planned it, a counter from 0."""
+    """Identity of a sum for ever: the term of the scheduler that planned it, a counter from 0."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     COUNTER_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    term: _builtins.int
     counter: _builtins.int
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        term: _builtins.int = ...,
         counter: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counter", b"counter", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -532,20 +532,20 @@ class Term(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     INSTANCE_FIELD_NUMBER: _builtins.int
-    epoch: _builtins.int
+    number: _builtins.int
     instance: _builtins.int
-    """Tells apart two schedulers that took the same epoch."""
+    """Tells apart two schedulers that took the same number."""
     def __init__(
         self,
         *,
-        epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
         instance: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance", b"instance"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance", b"instance", "number", b"number"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

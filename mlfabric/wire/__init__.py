@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from mlfabric.model.specs import MAX_EPOCH, Member, ModelSpec, Role, Term
+from mlfabric.model.specs import MAX_TERM, Member, ModelSpec, Role, Term
 from mlfabric.protocol import (
     Following,
     GetId,
@@ -272,6 +272,6 @@ def from_server_epochs(message: fabric.RegisterAsServerRequest) -> tuple[int, ..
     if len(message.server_epochs) != len(message.models):
         given, allowed = len(message.server_epochs), f"as many as models, {len(message.models)}"
         raise malformed("RegisterAsServerRequest.server_epochs", given, allowed)
-    if term_of(newest := max(message.server_epochs, default=0)) >= MAX_EPOCH:
-        raise malformed("RegisterAsServerRequest.server_epochs", newest, f"of a term less than {MAX_EPOCH}")
+    if term_of(newest := max(message.server_epochs, default=0)) >= MAX_TERM:
+        raise malformed("RegisterAsServerRequest.server_epochs", newest, f"of a term less than {MAX_TERM}")
     return tuple(message.server_epochs)

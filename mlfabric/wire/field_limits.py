@@ -14,7 +14,7 @@ from typing import Any
 
 from mlfabric.errors import UsageError
 from mlfabric.model.samples import LAST_POSITION, MOST_RANGES, MOST_RUNS, SampleCounts
-from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, MAX_EPOCH
+from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, MAX_TERM
 from mlfabric.protocol import JobClaim, ReducePart, ReduceRequested
 from mlfabric.values import dataclass
 
@@ -95,7 +95,7 @@ LIMITS: Mapping[str, Limit] = {
     "SamplesWanted.limit": Limit(allowed="up to 2**62", most=LAST_POSITION),
     "Sum.images": Limit(allowed="1 or 2", least=1, most=2),
     "Sum.inputs": _SOME,
-    "Term.epoch": Limit(allowed=f"less than {MAX_EPOCH}", most=MAX_EPOCH - 1),
+    "Term.number": Limit(allowed=f"less than {MAX_TERM}", most=MAX_TERM - 1),
 }
 ZERO_IS_DEFAULT = frozenset({"HostModel.epoch", "JobClaim.resume", "JobClaim.workers", "ModelSpec.shards"})
 """Fields that stand for the default of the value's field if they are not set."""

@@ -48,7 +48,6 @@ __all__ = [
     "DropCopies",
     "DropWindow",
     "EndReplicate",
-    "EpochBegan",
     "FailPush",
     "FailReduce",
     "FetchBroken",
@@ -77,18 +76,19 @@ __all__ = [
     "StartSend",
     "StopAttempt",
     "StopTransfers",
+    "TermBegan",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochBegan:
+class TermBegan:
     """A scheduler admitted us (again); it may know nothing of what is open.
 
     Args:
         clock, server_epoch: as in ``Welcome``.
     """
 
-    epoch: int
+    term: int
     clock: int = 0
     server_epoch: int = 0
 
@@ -182,7 +182,7 @@ class ProbeEnded:
 ReduceEvent = ReduceCalled | AttemptEnded | ProbeEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed | Probe
 
 DaemonEvent = (
-    EpochBegan
+    TermBegan
     | Keep
     | Fold
     | Release

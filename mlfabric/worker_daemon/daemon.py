@@ -355,7 +355,7 @@ class WorkerDaemon:
             self._transfers.break_off_all()
         if welcome.initialise:
             self._bring_initial()
-        began = act.EpochBegan(epoch=welcome.epoch, clock=welcome.clock, server_epoch=welcome.server_epoch)
+        began = act.TermBegan(term=welcome.term, clock=welcome.clock, server_epoch=welcome.server_epoch)
         self._take_in(began)
         return [self._state.holds(), *self._state.drawing.open()]
 

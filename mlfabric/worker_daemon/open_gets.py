@@ -202,7 +202,7 @@ class Getting:
             yield act.StartFetch(plan=start)
         get.pause(now_ns)
 
-    def begin_epoch(self) -> None:
+    def begin_term(self) -> None:
         """Let nothing of a get count that is cut and not all here: all of it is asked for again."""
         for get in self.gets.values():
             get.ask_again_ns = None

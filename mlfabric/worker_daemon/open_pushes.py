@@ -173,7 +173,7 @@ class Pushing:
         push = self.pushes.get(self.first(update))
         return None if push is None else push.closed.get(update)
 
-    def begin_epoch(self) -> None:
+    def begin_term(self) -> None:
         """Open all parts of pushes that have no outcome again.
 
         What was committed at a part may be lost since: then nobody but this worker knows of it, and without the other

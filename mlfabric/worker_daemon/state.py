@@ -51,7 +51,7 @@ class DaemonState:
 
     def __init__(self, worker: str, shards: int = 1) -> None:
         self.worker = worker
-        self.epoch = 0
+        self.term = 0
         self.keeping = Keeping(worker, self._is_open)
         self.pushing = Pushing(worker, shards, self.keeping)
         self.getting = Getting(shards, self.pushing.is_open)
@@ -121,8 +121,8 @@ class DaemonState:
                 yield from self.pushing.broken(event, now_ns)
             case act.FetchBroken():
                 yield from self.getting.broken(event, now_ns)
-            case act.EpochBegan():
-                yield from self._begin_epoch(event)
+            case act.TermBegan():
+                yield from self._begin_term(event)
             case NewServer():
                 if self.getting.serves(event.server_epoch):
                     yield from self._begin_anew()
@@ -152,17 +152,17 @@ class DaemonState:
         self.getting.begin_anew()
         yield act.StopTransfers()
 
-    def _begin_epoch(self, event: act.EpochBegan) -> Iterator[act.Action]:
+    def _begin_term(self, event: act.TermBegan) -> Iterator[act.Action]:
         if event.server_epoch and self.getting.serves(event.server_epoch):
             yield from self._begin_anew()
-        if event.epoch > self.epoch:
+        if event.term > self.term:
             yield from self.keeping.end()
-        if event.epoch == self.epoch or not self.epoch:
+        if event.term == self.term or not self.term:
             self.pushing.clock = max(self.pushing.clock, event.clock)
-        self.epoch = max(self.epoch, event.epoch)
+        self.term = max(self.term, event.term)
         self._admissions += 1
-        self.pushing.begin_epoch()
-        self.getting.begin_epoch()
+        self.pushing.begin_term()
+        self.getting.begin_term()
 
     def _settling(self, actions: Iterator[act.Action]) -> Iterator[act.Action]:
         """Pass actions on, and let the gets that waited for a push follow its outcome."""

@@ -65,7 +65,7 @@ class SchedulerByHand(fabric_pb2_grpc.FabricServiceServicer):
     def RegisterAsAggregator(self, request: Any, context: Any) -> Any:
         self._responses[request.member.name] = queue.Queue()
         self.registered.put(request)
-        admission = fabric_pb2.Admission(epoch=self.epoch, session_token=b"t")
+        admission = fabric_pb2.Admission(term=self.epoch, session_token=b"t")
         return fabric_pb2.RegisterAsAggregatorResponse(admission=admission)
 
     def Session(self, requests: Any, context: Any) -> Iterator[Any]:
@@ -90,7 +90,7 @@ class SchedulerByHand(fabric_pb2_grpc.FabricServiceServicer):
         """Send instructions to whom they are for."""
         for instruction in instructions:
             message = wire.to_instruction(instruction)
-            self._responses[instruction.to].put(fabric_pb2.SessionResponse(epoch=self.epoch, instructions=[message]))
+            self._responses[instruction.to].put(fabric_pb2.SessionResponse(term=self.epoch, instructions=[message]))
 
     def end_sessions(self) -> None:
         """End every stream; their members register again."""
@@ -282,7 +282,7 @@ def takes(transfer: TransferId, first: float = 1.0, second: float = 0.0, size_by
 def granted_sum(line: Any, which: SumId, n_bytes: int) -> np.ndarray[Any, Any]:
     """Take a sum as a server does, up to its seal; return what came."""
     offered = data_pb2.OfferMeta.FromString(frame_of(line, FrameKind.OFFER).meta)
-    assert (offered.transfer.sum.epoch, offered.transfer.sum.counter, offered.size_bytes) == (*which, n_bytes)
+    assert (offered.transfer.sum.term, offered.transfer.sum.counter, offered.size_bytes) == (*which, n_bytes)
     line.send(Frame(kind=FrameKind.GRANT, ticket=ticket("out")))
     assert frame_of(line, FrameKind.PAYLOAD).length == n_bytes
     found: np.ndarray[Any, Any] = line.payload(n_bytes)

@@ -106,7 +106,7 @@ def test_a_new_scheduler_voids_every_model():
     stage = Stage()
     stage.tell(hand_on(OWN, X), want(X, 1))
 
-    assert stage.tell(act.EpochBegan(epoch=1)) == [stop_fetch(OWN), refuse(1)]
+    assert stage.tell(act.TermBegan(term=1)) == [stop_fetch(OWN), refuse(1)]
 
 
 def test_one_who_is_planned_anew_waits_for_the_newer_model():

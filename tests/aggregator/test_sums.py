@@ -118,10 +118,10 @@ def test_another_sum_that_is_not_finite_only_tears():
 
 def test_a_new_scheduler_voids_every_sum():
     stage = Stage()
-    stage.tell(act.EpochBegan(epoch=1), order(1, A), order(2, B), offer(B, 2))
+    stage.tell(act.TermBegan(term=1), order(1, A), order(2, B), offer(B, 2))
 
-    assert stage.tell(act.EpochBegan(epoch=1)) == []
-    assert stage.tell(act.EpochBegan(epoch=2)) == [give_up(2), abandon(2)]
+    assert stage.tell(act.TermBegan(term=1)) == []
+    assert stage.tell(act.TermBegan(term=2)) == [give_up(2), abandon(2)]
     assert not stage.state.sums.sums
 
 

@@ -17,7 +17,7 @@ from tests.processes import Start
 def full_status() -> fabric_pb2.GetStatusResponse:
     """Return a status with something in every part."""
     return fabric_pb2.GetStatusResponse(
-        epoch=7,
+        term=7,
         software_version="0.1.0",
         members=[
             fabric_pb2.MemberStatus(
@@ -67,7 +67,7 @@ def test_a_status_shows_every_part():
     text = shown(full_status())
 
     for words in (
-        *("scheduler 127.0.0.1:50061, epoch 7", "server-0", "a:7000", "models 2 kB", "  41  ", "1.5", "25.0%"),
+        *("scheduler 127.0.0.1:50061, term 7", "server-0", "a:7000", "models 2 kB", "  41  ", "1.5", "25.0%"),
         *("1 deadline", "1 Gbit/s", "800 Mbit/s", "0.5 s", "not measured", "12 plans of 0.50 ms, 3.2 updates in each"),
     ):
         assert words in text
@@ -114,7 +114,7 @@ def test_what_became_of_samples_is_said_of_models_whose_workers_say_it():
 
 
 def test_parts_with_nothing_in_them_are_left_out():
-    text = shown(fabric_pb2.GetStatusResponse(epoch=1))
+    text = shown(fabric_pb2.GetStatusResponse(term=1))
 
     assert "Models" not in text
     assert "planner: 0 plans" in text
@@ -138,7 +138,7 @@ def test_the_status_can_be_read_by_programs(start: Start, fabric: str):
 
     assert code == 0
     assert {member["name"] for member in status["members"]} >= {"server-0", "monitor-0"}
-    assert isinstance(status["epoch"], int)
+    assert isinstance(status["term"], int)
 
 
 @pytest.mark.processes

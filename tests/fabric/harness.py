@@ -218,7 +218,7 @@ class Fabric:
 
     def version(self, epoch: int, number: int) -> ModelVersion:
         """Return a version in the n-th server epoch that the present scheduler has named."""
-        return ModelVersion(name_of_epoch(self.scheduler.state.context.config.epoch, epoch), number)
+        return ModelVersion(name_of_epoch(self.scheduler.state.context.config.term.number, epoch), number)
 
     def status(self) -> fabric_pb2.GetStatusResponse:
         """Ask the scheduler."""

@@ -48,7 +48,7 @@ def test_training_goes_on_over_a_restart_of_the_scheduler() -> None:
         outcomes = [step(worker) for worker in workers * 3]
         assert [o.version.number for o in outcomes if isinstance(o, Committed)] == list(range(3, 9))
         after = wait_until(lambda: s if len((s := running.status()).members) == 3 else None, "all are back")
-        assert after.epoch > before.epoch
+        assert after.term > before.term
         assert {m.state for m in after.members} == {"here"}
 
 

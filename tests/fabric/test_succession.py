@@ -84,7 +84,7 @@ def test_a_scheduler_that_wakes_up_after_it_was_succeeded_ends_and_nothing_is_ap
         name.move(older_port)
         code, said = older.finish()
         assert code == EXIT_FENCED
-        assert "has been succeeded by epoch" in said
+        assert "has been succeeded by term" in said
         name.move(newer_port)
         assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 3), tau=0)
         worker.get()
@@ -119,11 +119,11 @@ def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_its_members_have_s
         worker.get()
         gradients(worker._model)
         assert isinstance(worker.push().result(PATIENCE_S), Committed)
-        assert running.status().epoch == ahead + 1
+        assert running.status().term == ahead + 1
         running.restart_scheduler()
         gradients(worker._model)
         assert isinstance(worker.push().result(PATIENCE_S), Committed)
-        assert running.status().epoch == ahead + 2
+        assert running.status().term == ahead + 2
 
 
 def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_a_checkpoint_is_of(tmp_path: Path):
@@ -138,7 +138,7 @@ def test_a_scheduler_whose_clock_is_behind_goes_on_above_what_a_checkpoint_is_of
         running.restart_scheduler()
         running.server(checkpoint_dir=tmp_path / "kept", resume=True)
         after = running.worker(small_model(), "late", resume=True).get()
-        assert running.status().epoch == ahead + 2
+        assert running.status().term == ahead + 2
         assert after == running.version(1, 0) > before
 
 
@@ -168,16 +168,16 @@ def test_what_an_older_scheduler_has_planned_is_not_started_at_a_server_that_fol
         raw = older.raw_worker(small_model())
         raw.tell(raw.request())
         planned, state = raw.told("send"), server._service._state
-        before = state.epoch
+        before = state.term
         name.move(newer.scheduler.port)
-        wait_until(lambda: state.epoch > before, "it follows the newer one")
+        wait_until(lambda: state.term > before, "it follows the newer one")
         refused = raw.offer(planned).receive()
         assert refused is not None
         assert refused.kind is FrameKind.REFUSE
         assert server._service._state.models["model"].version == older.version(1, 0)
 
         name.move(older.scheduler.port)
-        with pytest.raises(FencedError, match="has been succeeded by epoch"):
+        with pytest.raises(FencedError, match="has been succeeded by term"):
             older.scheduler.wait()
         name.move(newer.scheduler.port)
 
@@ -189,7 +189,7 @@ def test_members_that_know_of_two_schedulers_all_go_to_the_newer_and_the_older_e
         with mlfabric.register_as_server(ServerOptions(scheduler=both)), register(both) as worker:
             assert isinstance(push(worker).result(PATIENCE_S), Committed)
             with Fabric(port=free_port) as newer:
-                with pytest.raises(FencedError, match="has been succeeded by epoch"):
+                with pytest.raises(FencedError, match="has been succeeded by term"):
                     older.scheduler.wait()
                 assert push(worker).result(PATIENCE_S) == Committed(version=version(worker, 2), tau=0)
                 assert {m.state for m in newer.status().members} == {"here"}
@@ -200,7 +200,7 @@ async def test_the_status_is_that_of_the_newest_scheduler_that_answers(free_port
     with Fabric() as older, Fabric() as newer:
         addresses = (older.scheduler.address, newer.scheduler.address, f"127.0.0.1:{free_port}")
         async with StatusReader(",".join(addresses)) as reader:
-            assert (await reader.read()).epoch == newer.status().epoch
+            assert (await reader.read()).term == newer.status().term
         async with StatusReader(addresses[2]) as reader:
             with pytest.raises(UnavailableError, match="no scheduler answers"):
                 await reader.read()

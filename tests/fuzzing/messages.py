@@ -97,7 +97,7 @@ def _set(message: Message, field: Any, draw: random.Random, words: Words, depth:
     elif field.is_repeated:
         _extend(getattr(message, field.name), field, draw, words, depth)
     elif inner is not None and inner.name == "Term":
-        getattr(message, field.name).epoch = draw.randrange(words.epoch)
+        getattr(message, field.name).number = draw.randrange(words.epoch)
     elif inner is not None:
         getattr(message, field.name).SetInParent()
         if depth < DEEPEST:
@@ -150,6 +150,6 @@ def _integer(name: str, draw: random.Random, words: Words, largest: int, is_wild
         return PROTOCOL_VERSION
     if name == "incarnation":
         return 1
-    if name == "epoch":
+    if name in ("epoch", "term"):
         return draw.choice((1, words.epoch))
     return words.size_bytes if name == "size_bytes" else draw.choice(INTEGERS)

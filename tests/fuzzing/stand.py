@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from mlfabric import wire
-from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec
+from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec, Term
 from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.meter import Meter
@@ -113,7 +113,7 @@ class Stand:
 @asynccontextmanager
 async def stand(**config: Any) -> AsyncIterator[Stand]:
     """Run a scheduler."""
-    state = SchedulerState(SchedulerConfig(epoch=EPOCH, ticket_secret=bytes(16), **config))
+    state = SchedulerState(SchedulerConfig(term=Term(EPOCH, 0), ticket_secret=bytes(16), **config))
     service = FabricService(state, Meter(SchedulerMetrics(), "test"), _never)
     server = grpc.aio.server(interceptors=[Decoding()])
     fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)

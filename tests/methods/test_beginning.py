@@ -82,7 +82,7 @@ def test_without_a_number_whoever_comes_first_begins(mode):
 
 @MODES
 def test_a_new_scheduler_waits_no_more_once_iterations_were_made(mode):
-    stage, spec = Stage(epoch=2, silence_ns=10**9), spec_of(mode)
+    stage, spec = Stage(term=2, silence_ns=10**9), spec_of(mode)
     stage.server(held=(spec,))
     stage.tell(holds(5, spec=spec))
     stage.worker("a", spec=spec)
@@ -91,7 +91,7 @@ def test_a_new_scheduler_waits_no_more_once_iterations_were_made(mode):
 
 @MODES
 def test_a_model_from_a_checkpoint_begins_together_again(mode):
-    stage, spec = Stage(epoch=2, silence_ns=10**9), spec_of(mode)
+    stage, spec = Stage(term=2, silence_ns=10**9), spec_of(mode)
     stage.server(held=(replace(spec, workers=0),))
     stage.tell(holds(5, spec=replace(spec, workers=0), epoch_base=5))
     stage.worker("a", spec=spec)

@@ -160,7 +160,7 @@ def test_a_lone_worker_is_never_held_back():
 
 def begun_anew(*came: tuple[str, int]) -> Stage:
     """A new scheduler, to which the server came back, and workers that said how many iterations they have finished."""
-    stage = Stage(epoch=2, silence_ns=10**9)
+    stage = Stage(term=2, silence_ns=10**9)
     stage.server(held=(STALE,))
     stage.tell(holds(9, spec=STALE, applied=(applied("a"), applied("b"))))
     for name, clock in came:

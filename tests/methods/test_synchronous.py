@@ -286,7 +286,7 @@ def test_a_worker_of_another_slack_or_mode_is_refused(stage):
 
 def restarted(*applied: str) -> Stage:
     """Return a stage whose scheduler begins anew: the server is back, and knows updates of these workers."""
-    stage = Stage(epoch=2, silence_ns=10**9)
+    stage = Stage(term=2, silence_ns=10**9)
     stage.server(held=(SYNCHRONOUS,))
     known = tuple(
         AppliedIds(worker=worker, incarnation=1, low=0, recent=((0, ModelVersion(1, 1), 0),)) for worker in applied
@@ -316,7 +316,7 @@ def test_a_new_scheduler_does_not_wait_for_ever_for_workers_that_do_not_come_bac
 
 
 def test_an_iteration_from_before_this_scheduler_is_left_to_the_server():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.state.context.numbers.last_server_epoch = 0
     stage.trained("a", "b", spec=SYNCHRONOUS)
     under_way(stage, "a")

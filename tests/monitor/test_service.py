@@ -46,7 +46,7 @@ class Scheduler(fabric_pb2_grpc.FabricServiceServicer):
         if self.refusal:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, self.refusal)
         self.members.put_nowait(request)
-        return fabric_pb2.RegisterAsMonitorResponse(admission=fabric_pb2.Admission(epoch=1, session_token=TOKEN))
+        return fabric_pb2.RegisterAsMonitorResponse(admission=fabric_pb2.Admission(term=1, session_token=TOKEN))
 
     async def Session(
         self, request_iterator: AsyncIterator[fabric_pb2.SessionRequest], context: Context

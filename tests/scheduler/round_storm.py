@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, TensorSpec
+from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, TensorSpec, Term
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
@@ -99,7 +99,7 @@ class Storm:
 
     def start_scheduler(self) -> None:
         self.epoch += 1
-        self.state = SchedulerState(SchedulerConfig(epoch=self.epoch, ticket_secret=b"sixteen bytes or"))
+        self.state = SchedulerState(SchedulerConfig(term=Term(self.epoch, 0), ticket_secret=b"sixteen bytes or"))
         for player in getattr(self, "players", []):
             player.up = None
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec
+from mlfabric.model.specs import Layout, Member, ModelSpec, Role, TensorSpec, Term
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -79,10 +79,10 @@ def member(name: str, role: Role, incarnation: int = 1, **fields) -> Member:
 class Stage:
     """One scheduler and the clock."""
 
-    def __init__(self, epoch: int = 1, **settings) -> None:
+    def __init__(self, term: int = 1, instance: int = 0, **settings) -> None:
         self.now_ns = 1000 * MS
-        self.state = SchedulerState(SchedulerConfig(epoch=epoch, ticket_secret=SECRET, **settings))
-        self.state.context.numbers.last_server_epoch = epoch - 1  # so that server epochs have short names
+        self.state = SchedulerState(SchedulerConfig(term=Term(term, instance), ticket_secret=SECRET, **settings))
+        self.state.context.numbers.last_server_epoch = term - 1  # so that server epochs have short names
 
     @property
     def pushes(self) -> Pushes:

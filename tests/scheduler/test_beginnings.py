@@ -36,7 +36,7 @@ def says(shard: int, version: tuple[int, int], base: int, *earlier: tuple[int, i
 
 def hear(*holds: ServerHolds) -> ShardStage:
     """Return a scheduler that begins anew, and has heard what servers hold."""
-    stage = ShardStage(epoch=5)
+    stage = ShardStage(term=5)
     stage.state.context.numbers.last_server_epoch = 8
     for shard, one in enumerate(holds):
         stage.server(f"s{shard}", held=(PARTS[shard],))
@@ -112,7 +112,7 @@ def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_
 
 def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too_late():
     spec = spec_of(Mode.SYNCHRONOUS)
-    stage = ShardStage(epoch=5)
+    stage = ShardStage(term=5)
     stage.server("s0", held=(spec.of_shard(0),))
     stage.tell(replace(part_holds(0, 43, ("a", 0, 43)), spec=spec.of_shard(0)))
     stage.silent("s0")
@@ -126,7 +126,7 @@ def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too
 
 
 def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
-    stage = ShardStage(epoch=5)
+    stage = ShardStage(term=5)
     stage.server("s0", held=(PARTS[0],))
     stage.tell(says(0, (4, 0), 0))
     stage.server("s1")
@@ -134,7 +134,7 @@ def test_a_part_that_is_placed_later_than_the_others_begins_above_them():
 
 
 def test_a_part_without_weights_that_has_something_of_a_former_model_waits_for_no_other_server():
-    stage = ShardStage(epoch=5)
+    stage = ShardStage(term=5)
     stage.server("s0", held=(PARTS[0],))
     stage.tell(replace(says(0, (8, 0), 0), initialised=False, received=(part("b", 0, 0),)))
     stage.server("s1")
@@ -165,7 +165,7 @@ def test_an_iteration_of_a_model_that_is_gone_takes_nothing_in():
 
 
 def test_a_push_that_was_committed_before_and_is_asked_for_while_another_commits_is_answered_after_that():
-    stage = ShardStage(epoch=5)
+    stage = ShardStage(term=5)
     stage.server("s0", held=(PARTS[0],))
     stage.tell(part_holds(0, 43, ("a", 0, 43)))
     stage.silent("s0")

@@ -222,7 +222,7 @@ def test_a_lost_worker_does_not_take_a_model_back_from_the_job_that_goes_on_with
 
 
 def test_workers_of_before_a_new_scheduler_are_waited_for() -> None:
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.tell(
         MemberJoined(
             member=member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0)), held=(SPEC,), server_epochs=(1,)

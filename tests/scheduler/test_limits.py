@@ -383,7 +383,7 @@ def test_connections_beyond_the_limit_are_cut_off_and_others_served() -> None:
             for _ in range(2 * 1 + SPARE_CALLS)
         ]
         assert any(is_cut_off(line) for line in reversed(many))
-        assert stub.GetStatus(fabric_pb2.GetStatusRequest()).epoch
+        assert stub.GetStatus(fabric_pb2.GetStatusRequest()).term
 
 
 def is_cut_off(line: socket.socket) -> bool:

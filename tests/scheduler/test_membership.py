@@ -60,7 +60,7 @@ def welcome(name, initialise=False, incarnation=1, tau_max=4, monitor="", server
     return Welcome(
         to=name,
         incarnation=incarnation,
-        epoch=1,
+        term=1,
         tau_max=tau_max,
         server=server,
         initialise=initialise,
@@ -369,7 +369,7 @@ def test_a_server_that_missed_its_model_is_told_of_it_again(stage):
     assert again[1:] == [replace(host_model(), epoch=2), sent(request, 1, 1), expected(request, 1, 1), ask]
 
 
-def test_an_epoch_begins_with_a_workers_weights_whenever_a_server_comes_without_its_model(stage):
+def test_an_term_begins_with_a_workers_weights_whenever_a_server_comes_without_its_model(stage):
     stage.trained("a", version=7)
     for epoch, incarnation in ((2, 2), (3, 2), (4, 3)):
         stage.silent("s", stage.state.context.members["s"].member.incarnation)

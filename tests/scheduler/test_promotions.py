@@ -79,7 +79,7 @@ def back(stage: Stage, incarnation: int = 1, server_epoch: int = 1) -> list[Inst
 
 def under_a_new_scheduler() -> Stage:
     """Return one at which a replica is that has the model."""
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.replica(is_seeded=True, updates=4)
     stage.tell(reported(9))
     return stage
@@ -307,7 +307,7 @@ def test_a_replica_that_counted_as_left_says_what_it_holds_and_is_told_what_was_
 
 
 def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_not_said_yet_what_it_holds():
-    stage = Stage(epoch=7)
+    stage = Stage(term=7)
     stage.server(incarnation=9, held=(SPEC,), server_epochs=(5,), succeeds="r")
     comes = MemberJoined(member=member("s", Role.SERVER, 2), held=(SPEC,), server_epochs=(4,), succeeds="q")
     assert refusals(stage.tell(comes)) == [RefuseReason.NAME_TAKEN]
@@ -316,7 +316,7 @@ def test_an_old_primary_does_not_come_before_a_server_of_a_later_epoch_that_has_
 
 
 def test_under_a_new_scheduler_a_replica_that_has_a_model_takes_the_place_of_a_server_that_never_comes():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     assert refusals(stage.replica(updates=4)) == [RefuseReason.NOT_YET]
     assert of(Welcome, stage.replica(is_seeded=True, updates=4))
     stage.tell(reported(9))
@@ -341,7 +341,7 @@ def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_
 
 
 def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler_heard_of_first():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     back(stage)
     stage.tell(holds(30))
     stage.worker("a")
@@ -358,7 +358,7 @@ def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler
 
 
 def test_so_does_a_replica_of_the_server_that_took_the_place_of_the_one_that_is_here():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     back(stage)
     stage.tell(holds(30))
     stage.replica(is_seeded=True, updates=4)

@@ -242,7 +242,7 @@ def test_an_attempt_that_breaks_is_made_again_after_a_pause_and_given_up_in_the_
 
 
 def test_a_new_scheduler_settles_what_was_settled_for_those_who_have_it() -> None:
-    team = Team("a", "b", epoch=2)
+    team = Team("a", "b", term=2)
     last = RoundId(1, 7)
     team.ask(asks("a", 8, together=2, settled=last))
     found = team.ask(asks("b", 5, together=2, settled=RoundId(1, 6), arrived=last))
@@ -253,13 +253,13 @@ def test_a_new_scheduler_settles_what_was_settled_for_those_who_have_it() -> Non
 
 
 def test_a_new_scheduler_tells_one_that_missed_what_was_settled() -> None:
-    team = Team("a", "b", epoch=2)
+    team = Team("a", "b", term=2)
     team.ask(asks("a", 8, together=2, settled=RoundId(1, 7)))
     assert told(team.ask(asks("b", 5, together=2, settled=RoundId(1, 6)))) == [("ReduceFailed", "b")]
 
 
 def test_a_new_scheduler_waits_for_those_of_the_last_round_as_long_as_for_the_silent() -> None:
-    team = Team("a", epoch=2, silence_ns=10_000 * MS)
+    team = Team("a", term=2, silence_ns=10_000 * MS)
     assert team.ask(asks("a", 8, together=2, settled=RoundId(1, 7))) == []
     team.wait(9_999)
     assert team.tick() == []

@@ -98,7 +98,7 @@ def test_a_server_that_comes_back_is_told_what_it_does_not_know() -> None:
 
 
 def test_a_scheduler_that_begins_anew_hears_of_drops_from_workers() -> None:
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.server(held=(SPEC,))
     stage.tell(holds(3))
     stage.worker("a")
@@ -184,7 +184,7 @@ def test_what_a_worker_has_drawn_since_it_joined_it_keeps_when_it_says_once_more
 
 
 def test_a_scheduler_that_begins_anew_gives_workers_time_to_say_what_they_have() -> None:
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.server(held=(SPEC,))
     stage.worker("b")
     assert stage.tell(wants("b")) == answers("b", DrawAnswer.NOT_YET)

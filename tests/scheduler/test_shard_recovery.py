@@ -36,7 +36,7 @@ from tests.scheduler.stage import of
 
 def new_scheduler(*holds) -> ShardStage:
     """Return the second scheduler, to which the servers come back."""
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     for shard in range(2):
         stage.server(f"s{shard}", held=(PARTS[shard],))
     for said in holds:
@@ -102,7 +102,7 @@ def test_a_decided_unit_is_over_if_the_server_that_came_back_has_committed_it():
 
 
 def test_a_new_scheduler_waits_until_all_servers_have_said_what_they_hold():
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     stage.server("s0", held=(PARTS[0],))
     stage.tell(part_holds(0, 1, ("a", 0, 1)))
     stage.server("s1", held=(PARTS[1],))

@@ -192,7 +192,7 @@ def test_a_push_that_no_server_was_to_commit_is_sent_anew_to_all_and_refused_ali
 
 
 def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_it():
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     specs = [replace(spec, mode=Mode.SYNCHRONOUS, tau_max=None) for spec in PARTS]
     for shard, spec in enumerate(specs):
         stage.server(f"s{shard}", held=(spec,))
@@ -220,7 +220,7 @@ def test_a_worker_that_was_away_meanwhile_is_told_when_it_comes_back():
 
 
 def test_a_new_scheduler_answers_for_what_only_one_server_told_it_of():
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     for shard in range(2):
         stage.server(f"s{shard}", held=(PARTS[shard],))
     stage.tell(part_holds(0, 255, ("a", 0, 255)))
@@ -286,13 +286,13 @@ def holds_of_half_committed(computed_from: int) -> WorkerHolds:
     for shard in range(2):
         daemon.handle(part_push("a", 0, shard, computed_from), 0)
     daemon.handle(act.OutcomeReceived(update=part("a", 0, 0), outcome=MADE), 0)
-    daemon.handle(act.EpochBegan(epoch=2), 0)
+    daemon.handle(act.TermBegan(term=2), 0)
     return daemon.holds()
 
 
 def gone_back(version: int = OLD, received: tuple[UpdateId, ...] = ()) -> ShardStage:
     """Return a new scheduler, whose servers have all gone on from checkpoints; the first one has received something."""
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     for shard in range(2):
         stage.server(f"s{shard}", held=(PARTS[shard],))
         holds = part_holds(shard, version, received=() if shard else received)

@@ -67,7 +67,7 @@ def test_a_worker_that_names_the_servers_waits_for_these():
 
 
 def test_parts_that_others_may_hold_are_not_placed_anew():
-    stage = ShardStage(epoch=2)
+    stage = ShardStage(term=2)
     stage.server("s0", held=(PARTS[0],))
     stage.server("s2")
     (answer,) = of(Refuse, stage.worker("a", spec=CUT))

@@ -243,7 +243,7 @@ def test_a_server_that_comes_back_with_a_complete_sum_commits_it(stage):
 
 
 def test_a_new_scheduler_adopts_the_members_of_a_complete_sum():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     for name in "abc":
         stage.server(held=(WIDE,)) if name == "a" else None
         stage.worker(name, spec=WIDE)
@@ -257,7 +257,7 @@ def test_a_new_scheduler_adopts_the_members_of_a_complete_sum():
 
 
 def test_a_new_scheduler_plans_anew_what_it_adopted_of_a_sum_that_the_server_refused():
-    stage = Stage(epoch=2)
+    stage = Stage(term=2)
     stage.server(held=(WIDE,))
     stage.worker("a", spec=WIDE)
     stage.tell(holds(0, spec=WIDE, received=(update("a"),)))

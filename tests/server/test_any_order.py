@@ -39,7 +39,7 @@ class Storm:
         self.applying: act.ApplyStep | None = None
         self.connections = self.sums = self.seq = 0
         self.epoch = 1
-        self.tell(act.EpochBegan(epoch=1))
+        self.tell(act.TermBegan(term=1))
 
     # What happens
 
@@ -98,9 +98,9 @@ class Storm:
                 act.StepRefused(model="net", transfers=(first, *rest), detail="NaN", culprits=blamed, spoilt=spoilt)
             )
 
-    def begin_epoch(self) -> None:
+    def begin_term(self) -> None:
         self.epoch += 1
-        self.tell(act.EpochBegan(epoch=self.epoch))
+        self.tell(act.TermBegan(term=self.epoch))
 
     def here(self, *states: TransferState) -> TransferId | None:
         names = [name for name, t in self.stage.model.incoming.transfers.items() if t.state in states]
@@ -168,7 +168,7 @@ EVENTS = [
     Storm.break_off,
     Storm.void,
     Storm.refuse,
-    Storm.begin_epoch,
+    Storm.begin_term,
 ]
 
 

@@ -11,14 +11,14 @@ from mlfabric.server.checkpoint import CheckpointDir, CheckpointExtra
 from mlfabric.server.gate import Gate
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.store import ModelStore
-from mlfabric.shell.epochs import begin_epoch, last_epoch, note_epoch
+from mlfabric.shell.kept_numbers import keep_number, last_number, next_number
 
 SPEC = ModelSpec(name="m/1", layout=Layout((TensorSpec(name="w", shape=(2,), dtype="float32"),)), rule=RuleSpec(lr=0.1))
 
 
 def test_an_epoch_is_later_than_all_before_and_not_below_what_is_asked_for(tmp_path):
     path = tmp_path / "m.epoch"
-    assert [begin_epoch(path, 2), begin_epoch(path, 2), begin_epoch(path, 8), begin_epoch(path, 3)] == [2, 3, 8, 9]
+    assert [next_number(path, 2), next_number(path, 2), next_number(path, 8), next_number(path, 3)] == [2, 3, 8, 9]
 
 
 def test_a_server_resumes_in_the_epoch_of_its_checkpoint_until_the_scheduler_names_one(tmp_path):
@@ -35,14 +35,14 @@ def test_a_server_that_cannot_write_its_epoch_down_does_not_begin(spoil, tmp_pat
     path = tmp_path / "m.epoch"
     spoil(path)
     with pytest.raises(FabricError, match=r"could not be kept in .*m\.epoch"):
-        begin_epoch(path, 1)
+        next_number(path, 1)
 
 
 def test_an_epoch_that_a_server_begins_is_kept(tmp_path):
     path = tmp_path / "folder" / "m.epoch"
-    assert last_epoch(path) == -1
-    note_epoch(path, 4)
-    assert last_epoch(path) == 4
+    assert last_number(path) == -1
+    keep_number(path, 4)
+    assert last_number(path) == 4
 
 
 @pytest.mark.parametrize(

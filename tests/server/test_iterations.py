@@ -148,7 +148,7 @@ def test_parts_that_change_while_the_iteration_is_applied_change_nothing(stage):
     assert stage.tell(expect(A, 1, parts=1)) == []
     assert stage.tell(expect(B, 1, parts=3)) == []
     assert stage.tell(void(B)) == [end_report(B, TransferEnd.RECEIVED, again=True)]
-    assert stage.tell(act.EpochBegan(epoch=5)) == []
+    assert stage.tell(act.TermBegan(term=5)) == []
     assert stage.step(A, B)[-1] == group_report(commit(A, 1), commit(B, 1))
 
 
@@ -236,28 +236,28 @@ def test_each_worker_s_initial_weights_are_a_place_of_their_own():
 
 
 def test_a_new_epoch_voids_an_iteration_that_is_not_whole(stage):
-    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.TermBegan(term=1))
     stage.bring(A, 1, 1, parts=3)
     stage.bring_sum(S, 1, member(B), member(C), lrs=(), parts=3, connection=2)
-    told = stage.tell(act.EpochBegan(epoch=2))
+    told = stage.tell(act.TermBegan(term=2))
     assert told == [abandon(), forget(A), abandon(2), forget(S)]
     assert stage.model.holds().received == ()
 
 
 def test_an_iteration_that_a_new_epoch_keeps_goes_on_without_what_is_dropped_of_it(stage):
-    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.TermBegan(term=1))
     stage.seeded().tell(followed(norm=0.0))
     stage.bring(A, 1, 1, parts=2)
     stage.bring(B, 1, 2, parts=2)
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.TermBegan(term=2))
     stage.tell(Drop(to="s", model="net", update=B, cause=DropReason.NOT_REPLICATED, reason="its worker is gone"))
     assert mean(A) in stage.tell(followed(0, A, norm=0.0))
 
 
 def test_a_new_epoch_keeps_a_whole_iteration(stage):
-    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.TermBegan(term=1))
     stage.bring(A, 1, 1, parts=1)
     stage.bring(B, 2, 2, parts=1, computed_from=1)
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     assert stage.model.holds().received == (A, B)
     assert stage.step(A)[-1] == mean(B, version=2)

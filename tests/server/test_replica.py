@@ -267,14 +267,14 @@ def test_a_new_scheduler_finds_the_model_and_what_the_primary_may_have_counted_o
     stage = Stage(version=3)
     stage.bring(A0)
     stage.bring(SumId(1, 7), B0)
-    stage.tell(expect(B1, members=(B1,)), act.EpochBegan(epoch=5))
+    stage.tell(expect(B1, members=(B1,)), act.TermBegan(term=5))
     assert list(stage.model.transfers) == [A0]
     assert stage.state.holds() == [
         ReplicaReported(replica="r", model="net", term=1, version=ModelVersion(1, 3), held=(A0,))
     ]
 
 
-@pytest.mark.parametrize("forgets_the_log", [act.EpochBegan(epoch=5), 7], ids=["a new scheduler", "a gap"])
+@pytest.mark.parametrize("forgets_the_log", [act.TermBegan(term=5), 7], ids=["a new scheduler", "a gap"])
 def test_what_is_being_applied_is_known_of_though_the_log_is_forgotten_meanwhile(forgets_the_log):
     stage = Stage()
     stage.bring(A0)

@@ -157,7 +157,7 @@ def test_a_replica_that_joins_as_one_again_after_it_was_foretold_something_takes
     stage.bring(update("a", 4))
     stage.tell(promote(commit(4, 8)))
     applied(stage, 8)
-    stage.tell(act.EpochBegan(epoch=0))
+    stage.tell(act.TermBegan(term=0))
     stage.seed(5, term=2)
     assert stage.model.version == (1, 5)
     assert stage.tell(promote(server_epoch=3)) == [taken(stage, 5, server_epoch=3)]

@@ -346,7 +346,7 @@ def test_who_is_admitted_again_forgets_what_is_not_concluded_and_keeps_what_is_c
     bring_and_prepare(stage, A, 1)
     stage.bring(B, 2, connection=2)
     stage.tell(prepare(2, B, version=2), serve(G, version=at(2)), want(G, 9))
-    assert stage.tell(act.EpochBegan(epoch=epoch)) == [refuse(9), thrown_away(1)]
+    assert stage.tell(act.TermBegan(term=epoch)) == [refuse(9), thrown_away(1)]
     assert stage.model.holds().received == (A, B)
     assert stage.tell(act.StepDiscarded(model="net", unit=1)) == []
     assert stage.tell(prepare(9, B)) == [first_pass(9, B)]
@@ -355,7 +355,7 @@ def test_who_is_admitted_again_forgets_what_is_not_concluded_and_keeps_what_is_c
 def test_a_first_pass_that_ends_after_its_order_was_forgotten_is_thrown_away_in_silence(stage):
     stage.bring(A, 1)
     stage.tell(prepare(1, A))
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     assert stage.tell(prepare(1 << 22, A)) == []
     assert stage.tell(act.StepPrepared(model="net", unit=1)) == [thrown_away(1)]
     assert stage.tell(act.StepDiscarded(model="net", unit=1)) == [first_pass(1 << 22, A)]
@@ -363,7 +363,7 @@ def test_a_first_pass_that_ends_after_its_order_was_forgotten_is_thrown_away_in_
 
 def test_what_is_concluded_is_committed_whatever_becomes_of_the_scheduler(stage):
     stage.bring(A, 1)
-    stage.tell(prepare(1, A), conclude(1), act.EpochBegan(epoch=2))
+    stage.tell(prepare(1, A), conclude(1), act.TermBegan(term=2))
     assert stage.tell(act.StepPrepared(model="net", unit=1))[-1] == second_pass(1, A)
     assert stage.step(A)[-1] == commit_report(A, 1)
 
@@ -373,13 +373,13 @@ def test_a_new_scheduler_hears_of_what_is_complete_and_the_rest_is_broken_off(st
     stage.tell(expect(B, 2))
     assert stage.tell(offer(B, 2)) == [grant(B, 2)]
     assert stage.model.holds().received == (A,)
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(2), forget(B)]
+    assert stage.tell(act.TermBegan(term=2)) == [abandon(2), forget(B)]
 
 
 def test_pins_that_are_not_being_sent_are_released_by_a_new_scheduler_only(stage):
     stage.tell(serve(G, version=at(0)))
-    assert stage.tell(act.EpochBegan(epoch=0)) == []
-    assert stage.tell(act.EpochBegan(epoch=2)) == [unpinned(G)]
+    assert stage.tell(act.TermBegan(term=0)) == []
+    assert stage.tell(act.TermBegan(term=2)) == [unpinned(G)]
 
 
 def test_a_new_scheduler_names_a_sum_by_its_members():
@@ -387,7 +387,7 @@ def test_a_new_scheduler_names_a_sum_by_its_members():
     whole = SumId(1, 4)
     members: tuple[Expected, ...] = (member(A), member(B))
     stage.bring_sum(whole, 1, *members, lrs=())
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.TermBegan(term=2))
     assert stage.model.holds().received == (A, B)
     assert "has b#0 in it, too" in refusal_of(stage, prepare(1, A)).detail
     told = stage.tell(prepare(2, B, A))

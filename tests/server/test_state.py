@@ -294,19 +294,19 @@ def test_initial_weights_are_asked_for_again_in_vain():
 
 
 def test_a_new_epoch_voids_what_nobody_started_and_keeps_the_rest(stage):
-    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.TermBegan(term=1))
     for name, seq, after in ((A, 1, ()), (B, 2, ()), (C, 3, (B,))):
         stage.tell(expect(name, seq, after=after))
     stage.tell(offer(B, 2), offer(C, 3), serve(get("a")))
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3)]
+    assert stage.tell(act.TermBegan(term=2)) == [abandon(3)]
     assert list(stage.model.incoming.transfers) == [B]
     assert not stage.model.gets.gets
     assert stage.model.holds().received == (B,)
 
 
 def test_the_same_epoch_again_voids_nothing(stage):
-    stage.tell(act.EpochBegan(epoch=1), expect(A, 1))
-    assert stage.tell(act.EpochBegan(epoch=1)) == []
+    stage.tell(act.TermBegan(term=1), expect(A, 1))
+    assert stage.tell(act.TermBegan(term=1)) == []
     assert A in stage.model.incoming.transfers
 
 

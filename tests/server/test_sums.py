@@ -284,10 +284,10 @@ def test_one_rival_that_is_here_keeps_the_others_waiting(stage):
 
 
 def test_a_new_epoch_keeps_sums_that_are_here_and_voids_others(stage):
-    stage.tell(act.EpochBegan(epoch=1), expect(update("e"), 1))
+    stage.tell(act.TermBegan(term=1), expect(update("e"), 1))
     stage.bring_sum(S, 2, member(A), member(B), connection=2)
     stage.tell(expect_sum(T, 3, member(C), member(D)), offer(T, 3))
-    assert stage.tell(act.EpochBegan(epoch=2)) == [abandon(3), forget(T), apply_sum(S, 2)]
+    assert stage.tell(act.TermBegan(term=2)) == [abandon(3), forget(T), apply_sum(S, 2)]
     assert stage.model.holds().received == (A, B)
 
 
@@ -300,10 +300,10 @@ def test_what_is_held_names_the_members_of_sums_that_are_here_only(stage):
 
 def test_a_sum_of_an_earlier_epoch_is_refused_by_its_members_names():
     stage = Stage(version=8)
-    stage.tell(act.EpochBegan(epoch=1))
+    stage.tell(act.TermBegan(term=1))
     stage.bring(C, 1, computed_from=8)
     stage.bring_sum(S, 2, member(A, 8), member(B, 4), connection=2)
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.TermBegan(term=2))
     told = stage.step(C)
     words = f"{DropReason.DELAY_BOUND.value}: delay 6 is above the bound 4"
     ends = [end_report(name, TransferEnd.BROKEN, detail=words) for name in (A, B)]

@@ -48,7 +48,7 @@ def test_a_worker_that_is_given_up_and_wakes_up_without_a_word_of_what_it_holds_
     admitted = SimulatedWorker.admitted
 
     def silent(self, welcome):
-        is_back = welcome.epoch == self.state.epoch
+        is_back = welcome.term == self.state.term
         held = admitted(self, welcome)
         return [] if is_back else held
 
@@ -99,24 +99,24 @@ def test_times_of_two_hosts_that_are_compared_are_caught(monkeypatch):
 # Disks
 
 
-def test_a_scheduler_that_begins_an_epoch_which_it_could_not_write_down_is_caught(monkeypatch):
+def test_a_scheduler_that_begins_a_term_which_it_could_not_write_down_is_caught(monkeypatch):
     come_back = SimulatedScheduler._come_back
 
     def careless(self):
         if self._world.has_full_disk(self.process.host):
             self._world.full_until_ns.clear()
-            self.epoch -= 1
+            self.term -= 1
         come_back(self)
 
     monkeypatch.setattr(SimulatedScheduler, "_come_back", careless)
-    caught("begins epoch", with_only(disk_hz=20.0, scheduler_hz=8.0))
+    caught("begins term", with_only(disk_hz=20.0, scheduler_hz=8.0))
 
 
 # Servers that die
 
 
 def test_a_resumed_server_that_takes_an_epoch_which_was_used_before_is_caught(monkeypatch):
-    monkeypatch.setattr(NumberMaker, "next_server_epoch", lambda self: name_of_epoch(self._epoch, 1))
+    monkeypatch.setattr(NumberMaker, "next_server_epoch", lambda self: name_of_epoch(self._term, 1))
     caught("came after", with_only(server_hz=8.0))
 
 

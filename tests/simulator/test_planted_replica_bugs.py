@@ -36,14 +36,14 @@ def test_a_primary_without_a_gate_is_caught(monkeypatch):
 
 
 def test_a_replica_that_forgets_what_it_holds_when_a_scheduler_begins_is_caught(monkeypatch):
-    begin_epoch = ReplicaModel.begin_epoch
+    begin_term = ReplicaModel.begin_term
 
     def forgetful(self):
         for name in list(self.transfers):
             yield from self.void(name)
-        yield from begin_epoch(self)
+        yield from begin_term(self)
 
-    monkeypatch.setattr(ReplicaModel, "begin_epoch", forgetful)
+    monkeypatch.setattr(ReplicaModel, "begin_term", forgetful)
     caught("can recover", within(0, scheduler_hz=5.0))
 
 

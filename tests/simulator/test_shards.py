@@ -108,7 +108,7 @@ def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_old
         (165, Mode.ASYNCHRONOUS),
         (491, Mode.STALE_SYNCHRONOUS),
         (541, Mode.STALE_SYNCHRONOUS),
-        (61, Mode.SYNCHRONOUS),
+        (73, Mode.SYNCHRONOUS),
     ],
 )
 def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_anew(seed, mode):

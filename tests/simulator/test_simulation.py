@@ -149,7 +149,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
     monkeypatch.setattr(SimulatedWorker, "admitted", begun)
     simulation = Simulation(config)
     summary = simulation.run(2 * EVENTS)
-    assert simulation.scheduler.epoch > 1
+    assert simulation.scheduler.term > 1
     assert summary.gets > 50
     assert most <= slack + 1
 

@@ -36,7 +36,7 @@ Within = Callable[[Any], str] | None
 LEFT_OUT = {"reason", "detail", "layout", "digest", "address", "to", "epoch_base", "earlier"}
 MARKS = {UpdateId: "#", GetId: "?", ReduceId: "+"}
 COUNTED = {"seq", "unit", "term"}
-"""Fields with a scheduler's epoch above what that scheduler counts."""
+"""Fields with a scheduler's term above what that scheduler counts."""
 SERVER_EPOCHS = {"server_epoch", "server_epochs"}
 WRAPPING = {"event", "plan", "request", "order"}
 """Fields of values that say what is to be done with another one."""
@@ -93,7 +93,7 @@ class Words:
             case UpdateId() | GetId() | ReduceId():
                 return f"{_process(value.worker, value.incarnation)}{MARKS[type(value)]}{_counted(value.counter)}"
             case SumId() | RoundId():
-                return f"{type(value).__name__[:-2].lower()} {value.epoch}:{value.counter}"
+                return f"{type(value).__name__[:-2].lower()} {value.term}:{value.counter}"
             case ModelVersion():
                 return "none" if value == NOTHING else f"{self._epoch(value.epoch)}{value.number}"
             case Member():
@@ -137,7 +137,7 @@ def _field(name: str) -> str:
 
 
 def _counted(number: int) -> str:
-    """Tell a number that a scheduler's epoch may be above."""
+    """Tell a number that a scheduler's term may be above."""
     bits = next((bits for bits in (SEQ_BITS, TERM_BITS) if number >> bits), 0)
     return f"{number >> bits}:{number & ((1 << bits) - 1)}" if bits else str(number)
 

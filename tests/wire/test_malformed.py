@@ -60,7 +60,7 @@ def reduced(**changed: Any) -> session_pb2.Event:
 
 def reduced_part(start: int, end: int) -> session_pb2.Instruction:
     part = S.ReducePart(start=start, end=end)
-    return S.Instruction(reduce=S.Reduce(reduce=MINE, round=S.RoundId(epoch=1, counter=2), parts=[part]))
+    return S.Instruction(reduce=S.Reduce(reduce=MINE, round=S.RoundId(term=1, counter=2), parts=[part]))
 
 
 MALFORMED_EVENTS = [

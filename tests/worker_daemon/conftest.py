@@ -39,7 +39,7 @@ class ScriptedDaemon(ThreadDaemon):
         return Welcome(
             to="w",
             incarnation=1,
-            epoch=1,
+            term=1,
             tau_max=7,
             server="s",
             initialise=False,

@@ -68,20 +68,20 @@ def test_a_model_that_waits_makes_those_that_come_later_be_of_its_epoch(stage):
 
 
 def test_a_worker_that_has_a_model_of_a_later_epoch_still_hears_when_it_is_admitted_that_all_is_sent_anew(stage):
-    stage.tell(act.EpochBegan(epoch=1, server_epoch=1), comes(1, NEW))
-    assert stage.tell(act.EpochBegan(epoch=1, server_epoch=2))[0] == act.StopTransfers()
+    stage.tell(act.TermBegan(term=1, server_epoch=1), comes(1, NEW))
+    assert stage.tell(act.TermBegan(term=1, server_epoch=2))[0] == act.StopTransfers()
 
 
 def test_under_one_scheduler_a_model_may_be_of_before_what_the_worker_knows_of(stage):
     earlier = ModelVersion(NEW.epoch, NEW.number - 1)
-    stage.tell(act.EpochBegan(epoch=1, server_epoch=2), fetch(1, b"2"), comes(1, NEW))
+    stage.tell(act.TermBegan(term=1, server_epoch=2), fetch(1, b"2"), comes(1, NEW))
     stage.get(2)
     stage.tell(fetch(2))
     assert stage.tell(comes(2, earlier)) == [brings(2, earlier)]
 
 
 def test_what_waited_is_fetched_again_under_a_new_scheduler_too(stage):
-    stage.tell(comes(0, OLD), comes(1, NEW), act.EpochBegan(epoch=2))
+    stage.tell(comes(0, OLD), comes(1, NEW), act.TermBegan(term=2))
     again = at_least(get(0, after=0), NEW._replace(number=0))
     assert stage.tell(answered(0, DONE)) == [settles(0, DONE), asks(again)]
 
@@ -107,7 +107,7 @@ def new_server(server_epoch: int = 2) -> NewServer:
 
 def test_what_is_under_way_is_stopped_and_everything_open_is_asked_for_again():
     stage = Stage()
-    stage.tell(act.EpochBegan(epoch=1, server_epoch=1))
+    stage.tell(act.TermBegan(term=1, server_epoch=1))
     stage.push(0)
     stage.get(0)
     stage.tell(send(0), fetch(0))
@@ -131,9 +131,9 @@ def test_a_model_of_an_earlier_server_is_not_taken():
 
 def test_who_was_away_hears_of_it_when_it_is_admitted():
     stage = Stage()
-    stage.tell(act.EpochBegan(epoch=1, server_epoch=1))
+    stage.tell(act.TermBegan(term=1, server_epoch=1))
     stage.push(0)
     stage.tell(send(0))
-    found = stage.tell(act.EpochBegan(epoch=1, server_epoch=2))
+    found = stage.tell(act.TermBegan(term=1, server_epoch=2))
     assert found[0] == act.StopTransfers()
-    assert not [a for a in stage.tell(act.EpochBegan(epoch=1, server_epoch=2)) if isinstance(a, act.StopTransfers)]
+    assert not [a for a in stage.tell(act.TermBegan(term=1, server_epoch=2)) if isinstance(a, act.StopTransfers)]

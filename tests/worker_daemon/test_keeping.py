@@ -178,7 +178,7 @@ def test_what_an_earlier_term_orders_is_nothing():
 
 def test_a_new_scheduler_knows_nothing_of_what_was_kept():
     stage = kept(0)
-    found = stage.tell(act.EpochBegan(epoch=9))
+    found = stage.tell(act.TermBegan(term=9))
     assert act.DropCopies(updates=(update(0),)) in found
 
 

@@ -86,7 +86,7 @@ def test_what_is_drawn_is_held_until_it_is_trained_on_or_dropped() -> None:
 def test_a_wish_without_an_answer_is_repeated_to_a_scheduler_that_begins_anew() -> None:
     stage = Stage()
     stage.tell(wish())
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.TermBegan(term=2))
     assert list(stage.state.drawing.open()) == [wish()]
     stage.tell(granted((0, 4)))
     assert list(stage.state.drawing.open()) == []

@@ -106,7 +106,7 @@ def test_a_drop_that_a_server_tells_is_reported_for_its_part(stage):
 
 def asked_for(stage: Stage) -> list[UpdateId]:
     """Return which updates a scheduler that begins anew is told of."""
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     return sorted(push.update for push in stage.state.holds().pushes)
 
 
@@ -121,7 +121,7 @@ def test_a_part_that_has_its_outcome_is_asked_for_again_by_a_new_scheduler_while
 def test_a_push_of_which_a_commit_was_lost_may_be_dropped_as_a_whole(stage):
     gone = Dropped(cause=DropReason.ROLLED_BACK)
     stage.push(0, 1)
-    stage.tell(answered(0, DONE), act.EpochBegan(epoch=2), answered(0, gone))
+    stage.tell(answered(0, DONE), act.TermBegan(term=2), answered(0, gone))
     assert settles(0, gone) in stage.tell(answered(1, gone))
 
 
@@ -141,7 +141,7 @@ def test_initial_weights_that_are_wanted_while_no_part_has_an_outcome_are_on_the
 
 def test_a_part_whose_attempt_was_answered_is_sent_anew_when_it_is_asked_for_again(stage):
     stage.push(0, 1)
-    stage.tell(send(0), answered(0, DONE), act.EpochBegan(epoch=2))
+    stage.tell(send(0), answered(0, DONE), act.TermBegan(term=2))
     assert [type(action) for action in stage.tell(send(0))] == [act.StartSend]
 
 
@@ -149,7 +149,7 @@ def test_an_attempt_that_still_runs_when_its_part_is_asked_for_again_is_the_only
     stage.push(0, 1)
     stage.tell(send(0))
     stage.tell(Resolve(to="a", update=update(0), outcome=DONE, reason="it was settled before"))
-    stage.tell(act.EpochBegan(epoch=2))
+    stage.tell(act.TermBegan(term=2))
     assert not [a for a in stage.tell(send(0)) if isinstance(a, act.StartSend)]
 
 
@@ -254,7 +254,7 @@ def test_a_model_that_is_older_than_the_push_it_follows_is_asked_for_again(stage
 def test_a_new_scheduler_is_asked_for_all_parts_once_what_an_older_one_planned_has_ended(stage):
     stage.get(0, 1)
     stage.tell(fetch(0), fetch(1), arrived(0, 3))
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     assert stage.state.holds().gets == ()
     assert stage.tell(arrived(1, 3)) == []
     stage.now_ns = FIRST_PAUSE_NS
@@ -264,7 +264,7 @@ def test_a_new_scheduler_is_asked_for_all_parts_once_what_an_older_one_planned_h
 def test_a_new_scheduler_hears_of_all_parts_of_a_get_if_none_is_on_its_way(stage):
     stage.get(0, 1)
     stage.tell(fetch(0), arrived(0, 3))
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     assert stage.state.holds().gets == (get(0), get(1))
     assert stage.tell(fetch(0, b"2"), fetch(1, b"2"), arrived(0, 5), arrived(1, 5)) == [
         *starts(fetch(0, b"2"), fetch(1, b"2")),

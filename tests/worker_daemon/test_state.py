@@ -139,20 +139,20 @@ def test_a_new_scheduler_hears_of_everything_that_is_open(stage):
     stage.get(0)
     stage.tell(send(0))
     holds = WorkerHolds(worker="a", pushes=(push(0), push(1)), gets=(get(0),))
-    assert stage.tell(act.EpochBegan(epoch=2)) == []
+    assert stage.tell(act.TermBegan(term=2)) == []
     assert stage.state.holds() == holds
 
 
 def test_a_worker_tells_the_next_scheduler_how_many_iterations_it_has_finished(stage):
-    stage.tell(act.EpochBegan(epoch=2, clock=7))
+    stage.tell(act.TermBegan(term=2, clock=7))
     assert stage.state.holds().clock is None
     stage.push(0)
-    stage.tell(answered(0, DONE), act.EpochBegan(epoch=3, clock=100))
+    stage.tell(answered(0, DONE), act.TermBegan(term=3, clock=100))
     assert stage.state.holds().clock == 8
 
 
 def test_a_worker_that_its_scheduler_had_given_up_counts_from_where_it_is_told(stage):
-    stage.tell(act.EpochBegan(epoch=2, clock=7), act.EpochBegan(epoch=2, clock=20))
+    stage.tell(act.TermBegan(term=2, clock=7), act.TermBegan(term=2, clock=20))
     assert stage.state.holds().clock == 20
 
 

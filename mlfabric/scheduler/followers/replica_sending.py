@@ -92,7 +92,7 @@ class ReplicaSending:
 
     def __init__(self, context: Context, pushes: Pushes) -> None:
         self.phase = Phase.NONE
-        self.term = context.config.epoch << TERM_BITS
+        self.term = context.config.term.number << TERM_BITS
         self.terms_begun_by_hole = 0
         self.version = ModelVersion(1, 0)
         self.following: Following | None = None

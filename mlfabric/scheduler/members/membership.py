@@ -263,8 +263,8 @@ class Membership:
         return Welcome(
             to=record.member.name,
             incarnation=record.member.incarnation,
-            epoch=self._context.config.epoch,
-            instance=self._context.config.instance,
+            term=self._context.config.term.number,
+            instance=self._context.config.term.instance,
             tau_max=models[0].pushes.tau_max if models else 0,
             server=",".join(model.pushes.server for model in models),
             initialise=initialise,

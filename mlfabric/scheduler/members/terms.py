@@ -1,10 +1,10 @@
 """Which of several schedulers is the newest, and what an older one does when it learns of a newer one. Pure.
 
-A scheduler's term is its epoch and an instance drawn at random. Members show the newest term that they were admitted
+A scheduler's term is a number and an instance drawn at random. Members show the newest term that they were admitted
 under whenever they register, and now and then to the other schedulers that they know of. Who is shown a newer one has
 been succeeded: it decides nothing any more, and ends. Only who has admitted nobody yet may still *rise* above what is
 shown by one who wants to join: its own clock or file was behind. So does the greater instance of two that took the same
-epoch, for identities of sums, rounds and gets hold epochs alone.
+number, for identities of sums, rounds and gets hold only that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Verdict(Enum):
     """What becomes of a scheduler that is shown a term."""
 
     STAYS = "it is the newest"
-    RISES = "it begins anew under a greater epoch"
+    RISES = "it begins anew under a greater term"
     FENCED = "it has been succeeded, and ends"
 
 
@@ -28,10 +28,10 @@ def verdict(own: Term, seen: Term, *, may_rise: bool) -> Verdict:
     """Say what becomes of the scheduler of term ``own`` when it is shown ``seen``.
 
     Args:
-        may_rise: its own epoch is not in use yet, and who shows this wants to join.
+        may_rise: its own term is not in use yet, and who shows this wants to join.
     """
-    if seen.epoch < own.epoch or seen == own:
+    if seen.number < own.number or seen == own:
         return Verdict.STAYS
-    if may_rise or (seen.epoch == own.epoch and own > seen):
+    if may_rise or (seen.number == own.number and own > seen):
         return Verdict.RISES
     return Verdict.FENCED

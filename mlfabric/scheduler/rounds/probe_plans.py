@@ -180,6 +180,6 @@ def probes_of(context: Context, probings: Probings) -> Iterator[Probe]:
 def _circle(round_id: RoundId, workers: Mapping[str, str]) -> dict[str, Sequence[str]]:
     """Return to whom each worker sends: to those that follow it in a circle, another one after each round."""
     circle = sorted(workers)
-    Random(f"{round_id.epoch}/{round_id.counter}").shuffle(circle)
+    Random(f"{round_id.term}/{round_id.counter}").shuffle(circle)
     twice = circle + circle
     return {worker: twice[i + 1 : i + 1 + _TARGETS] for i, worker in enumerate(circle)}

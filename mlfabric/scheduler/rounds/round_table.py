@@ -297,7 +297,7 @@ class Rounds:
         yield from self._begin(heads, late, now_ns)
 
     def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
-        round_id = RoundId(self._context.config.epoch, self._attempts + 1)
+        round_id = RoundId(self._context.config.term.number, self._attempts + 1)
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
         self._links.probed(self._probing)

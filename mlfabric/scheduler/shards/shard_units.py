@@ -81,7 +81,7 @@ class ShardUnits(ShardTable):
     def __init__(self, context: Context, name: str, count: int) -> None:
         super().__init__(context, name, count)
         self.unit: Unit | None = None
-        self._units = context.config.epoch << SEQ_BITS
+        self._units = context.config.term.number << SEQ_BITS
         self._retry_ns: int | None = None
         self._made: dict[int, dict[int, dict[UpdateId, int]]] = {}
 

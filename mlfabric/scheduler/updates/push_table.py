@@ -117,7 +117,7 @@ class PushTable:
         self._lateness = Lateness()
         self._succession = Succession()
         self._pace = Pace()
-        self._seq = context.config.epoch << SEQ_BITS
+        self._seq = context.config.term.number << SEQ_BITS
         self._broken_up: set[SumId] = set()
         self._sizes: Counter[int] = Counter()
 
