@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.planning.fluid.jit import compiled, inner
+from mlfabric.planning.fluid.jit import compiled, entry, inner
 
 __all__ = [
     "CUT",
@@ -332,6 +332,7 @@ def leave_links(field, f):
 
 
 @compiled
+@entry
 def set_rates(field, rates):
     """Give all links other rates from now on."""
     for link in range(len(rates)):
@@ -342,6 +343,7 @@ def set_rates(field, rates):
 
 
 @compiled
+@entry
 def carried_by_now(field, bits):
     """Say what each link has carried, that of transfers which are under way included."""
     bits[:] = field.carried
@@ -384,6 +386,7 @@ def _have_one(field, f):
 
 
 @compiled
+@entry
 def release(field, f, at):
     """Hold a transfer no longer for one of its releases, and let it not begin before an instant."""
     field.flows[f].ready = max(field.flows[f].ready, at)
@@ -483,6 +486,7 @@ def _free_edges(field, f):
 
 
 @compiled
+@entry
 def enter(field, ids, table, edges):
     """Enter transfers, each under a number that nobody has.
 
@@ -539,6 +543,7 @@ def _arrive(field, f):
 
 
 @compiled
+@entry
 def cancel(field, f):
     """Break a transfer off that has not arrived; what carries it on must be broken off, too."""
     flow = field.flows[f]
@@ -552,6 +557,7 @@ def cancel(field, f):
 
 
 @compiled
+@entry
 def run(field, until):
     """Go on until an instant, or until a transfer has arrived that is to be told of; return that, or NOBODY."""
     while True:

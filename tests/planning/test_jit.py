@@ -19,7 +19,7 @@ def step(n):
     return n + STEP
 """
 TOP = """
-from mlfabric.jit import compiled, is_cold, set_warm
+from mlfabric.jit import compiled, entry, is_cold, set_warm
 from mlfabric import other
 from mlfabric.low import (
     step,
@@ -27,6 +27,7 @@ from mlfabric.low import (
 
 
 @compiled
+@entry
 def twice(n):
     return step(n) + step(10)
 
@@ -65,11 +66,12 @@ class Pair(NamedTuple):
     right: int
 """
 ADD = """
-from mlfabric.jit import compiled
+from mlfabric.jit import compiled, entry
 from mlfabric.{module} import Pair
 
 
 @compiled
+@entry
 def add(pair):
     return pair.left + pair.right
 
@@ -90,3 +92,15 @@ def test_what_an_earlier_version_kept_is_made_anew_if_its_types_have_another_pla
         (package / "adding.py").write_text(ADD.format(module=module))
         command = [sys.executable, "-c", "import mlfabric.adding"]
         assert subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout == "3\n"
+
+
+def test_a_function_that_only_kernels_call_refuses_python_even_once_it_is_compiled(tmp_path: Path) -> None:
+    package = tmp_path / "mlfabric"
+    package.mkdir()
+    for name, text in (("__init__", ""), ("other", ""), ("low", LOW.format(step=1)), ("top", TOP)):
+        (package / f"{name}.py").write_text(text)
+    (package / "jit.py").write_text(Path(jit.__file__).read_text())
+    command = [sys.executable, "-c", "from mlfabric.top import step; step(1)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "TypeError: step is called by kernels only" in done.stderr

@@ -6,12 +6,13 @@ from __future__ import annotations
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Lines, Routes
-from mlfabric.planning.fluid.jit import compiled
+from mlfabric.planning.fluid.jit import compiled, entry
 
 __all__ = ["listed", "star_routes", "unpacked"]
 
 
 @compiled
+@entry
 def star_routes(up, down, latency_ns):
     """The routes of a star from each source to each destination: their links, hops and latencies.
 
@@ -31,6 +32,7 @@ def star_routes(up, down, latency_ns):
 
 
 @compiled
+@entry
 def listed(times_ns, values, until):
     """Linked lists, one after the other, after the node that ends all of them; below zero counts as zero.
 

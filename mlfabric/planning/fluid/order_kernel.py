@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS
-from mlfabric.planning.fluid.jit import compiled
+from mlfabric.planning.fluid.jit import compiled, entry
 from mlfabric.planning.fluid.layout import unpacked
 from mlfabric.planning.fluid.reserving import reserve, solo_ends
 from mlfabric.planning.fluid.shared_links import compared, sort_by
@@ -72,6 +72,7 @@ def _listed(ranks, found, pieces):
 
 
 @compiled
+@entry
 def place_over(lines, routes, columns):
     """Order a batch.
 
@@ -119,6 +120,7 @@ def place_over(lines, routes, columns):
 
 
 @compiled
+@entry
 def place(packed, columns):
     """Do as ``place_over`` for a network that was packed for ``unpacked``."""
     lines, routes = unpacked(packed)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, flow, reach, room, take_rows
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.shortest import plant, remove, shortest
 
 __all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
@@ -30,6 +30,7 @@ def nothing_found(count):
 
 
 @compiled
+@entry
 def solo_ends(lines, routes, transfers):
     """Return when each transfer would end alone; HORIZON_NS for never."""
     ends = np.empty(len(transfers.route), np.int64)

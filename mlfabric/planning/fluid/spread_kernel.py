@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, fork, reach, send
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
 
 __all__ = ["BY_SERVER", "Handing", "spread", "warm"]
@@ -151,6 +151,7 @@ def table(found):
 
 
 @compiled
+@entry
 def spread(lines, routes, handing, items):
     """Serve items (gets, or ~distributor) in turn, each from the source from which it arrives first.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.planning.fluid.capacity_lists import MOST_BPS, Ints, Routes, flow, reach
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 
 __all__ = ["FAR_NS", "Field", "Members", "able_hosts", "limits_of", "scaled", "survey_field"]
 
@@ -73,6 +73,7 @@ def end_link(routes, route, mirrored, scratch):
 
 
 @compiled
+@entry
 def survey_field(lines, routes, route, most, scalars, mirrored):
     """Estimate every route between two hosts.
 
@@ -104,6 +105,7 @@ def survey_field(lines, routes, route, most, scalars, mirrored):
 
 
 @compiled
+@entry
 def limits_of(field, shares):
     """How slow a host that forwards sums may be: ``shares`` (in eighths of the best), each only if it lets others in.
 

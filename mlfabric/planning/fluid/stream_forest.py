@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork, send, take
-from mlfabric.planning.fluid.jit import compiled
+from mlfabric.planning.fluid.jit import compiled, entry
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
 
 __all__ = ["Streams", "make_streams", "run_all", "run_streams", "send_fixed"]
@@ -39,6 +39,7 @@ class Streams(NamedTuple):
 
 
 @compiled
+@entry
 def make_streams(count, places):
     """Room for some streams between some places."""
     table = np.zeros((7, count + 1), np.int64)
@@ -104,6 +105,7 @@ def rows_of(pieces):
 
 
 @compiled
+@entry
 def run_all(lines, routes, streams, count, chunk_bits):
     """Plan the first ``count`` streams on a copy of the lines; return their pieces as rows, and what is left free."""
     lines, pieces = fork(lines, 16 * count), no_pieces()
@@ -113,6 +115,7 @@ def run_all(lines, routes, streams, count, chunk_bits):
 
 
 @compiled
+@entry
 def send_fixed(lines, routes, route, bits, ready_ns, reserved, given):
     """Send updates directly, in turn, or reserve the profiles that they have.
 

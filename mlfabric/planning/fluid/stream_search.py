@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
 from mlfabric.planning.fluid.stream_kernel import no_pieces
@@ -330,6 +330,7 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
 
 
 @compiled
+@entry
 def find_forest(
     field, members, routes, base, fixed, dry_ns, commit_ns, cost, mean, cases, coarse, choices, most_streams
 ):
@@ -373,6 +374,7 @@ def find_forest(
 
 
 @compiled
+@entry
 def is_sound(forest, fixed, destinations, room):
     """Say whether every sum is of something, every aggregator serves one group and takes what it has room for.
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import Ints
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, able_hosts, scaled
 
 __all__ = ["TOP", "UNPLACED", "Tree", "all_ready", "by_begin", "make_tree", "shape"]
@@ -64,6 +64,7 @@ class Tree(NamedTuple):
 
 
 @compiled
+@entry
 def make_tree(members, hosts):
     """Room for a tree of any of so many members and hosts."""
     table, sizes = np.zeros((15, members + hosts + 1), np.int64), np.zeros(5, np.int64)
@@ -317,6 +318,7 @@ def add_bare(field, tree, usable, limit_ns, p, left, later, scratch):
 
 
 @lean
+@entry
 def shape(field, members, first, end, usable, limit_ns, start_ns, later, tree, scratch):
     """Make the tree of ``members[first:end]`` for a start toward the destination at ``start_ns``.
 
@@ -367,6 +369,7 @@ def all_ready(members, first, end, dry_ns):
 
 
 @lean
+@entry
 def by_begin(tree, order):
     """Fill ``order``: items from the one that begins first to the root; of equal ones the one placed last first."""
     count, begin_ns = tree.size[0], tree.begin_ns
