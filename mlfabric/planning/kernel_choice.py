@@ -18,7 +18,7 @@ _loaded: list[bool] = []
 def warm_up(log: Callable[[str], None]) -> None:
     """Load all compiled kernels, and compile them if this machine has not done so yet.
 
-    Loading takes less than a second, compiling a minute or more, once for each version of mlfabric.
+    Loading takes less than a second, compiling up to a minute, once for each version of mlfabric.
 
     Args:
         log: called with one line about what is being loaded or compiled, and how it ended.

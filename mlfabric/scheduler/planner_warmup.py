@@ -40,7 +40,7 @@ async def warm_planner() -> AsyncIterator[None]:
 async def _warm_aside() -> None:
     try:
         if not await asyncio.to_thread(is_planner_compiled):
-            log.info("compiling the planner in another process; this happens once and takes a minute or two")
+            log.info("compiling the planner in another process; this happens once and takes up to a minute")
             await _compile_aside()
         await asyncio.to_thread(warm_up, log.info)
         gc.freeze()  # as the runner did with what was loaded before: no garbage collection is to look through it

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
 from mlfabric.planning import Consistency, Shape, kernel_choice, plan, warm_up
 from mlfabric.planning.fluid import jit, ready
 from tests.planning.worlds import random_fabric
+
+Found = TypeVar("Found")
 
 
 def versions() -> dict[str, int]:
@@ -42,6 +51,7 @@ def test_warming_up_tells_once_what_it_waits_for(
     monkeypatch.setitem(sys.modules, "a_stage", stage)
     monkeypatch.setattr(ready, "STAGES", ("a_stage",))
     monkeypatch.setattr(ready, "is_cold", lambda: is_cold)
+    monkeypatch.setattr(ready, "is_kept", lambda: False)
     monkeypatch.setattr(ready, "set_warm", lambda: warmed.append("remembered"))
     monkeypatch.setattr(kernel_choice, "_loaded", [])
     lines: list[str] = []
@@ -62,6 +72,36 @@ def test_compiling_may_begin_at_either_end(monkeypatch: pytest.MonkeyPatch, back
     monkeypatch.setattr(ready, "set_warm", lambda: None)
     ready.load(lambda line: None, backwards=backwards)
     assert warmed == (["last", "first"] if backwards else ["first", "last"])
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_what_compiles_from_the_other_end_ends_with_who_started_it(tmp_path: Path, end: signal.Signals) -> None:
+    command, nothing_kept = [sys.executable, "-m", "mlfabric.planning.fluid"], {"NUMBA_CACHE_DIR": str(tmp_path)}
+    with subprocess.Popen(command, env=os.environ | nothing_kept, stdout=PIPE, stderr=DEVNULL) as compiler:
+        helper = wait_until(lambda: [child for child in children(compiler.pid) if is_helper(child)])[0]
+        compiler.send_signal(end)
+        compiler.wait()
+        wait_until(lambda: not is_helper(helper))
+
+
+def children(pid: int) -> list[str]:
+    """The processes that a process has started."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_helper(pid: str) -> bool:
+    """Whether a process compiles from the other end; one that has ended has no command any more."""
+    command = Path(f"/proc/{pid}/cmdline")
+    return command.exists() and b"backwards" in command.read_bytes()
+
+
+def wait_until(happens: Callable[[], Found]) -> Found:
+    """Wait until something is true; return what it is."""
+    deadline_s = time.monotonic() + 60
+    while not (found := happens()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    return found
 
 
 def test_garbage_is_collected_again_after_loading_even_if_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numba
 from numba import types
 
-__all__ = ["compiled", "entry", "inner", "is_cold", "lean", "plain", "set_warm"]
+__all__ = ["compiled", "entry", "inner", "is_cold", "is_kept", "lean", "plain", "set_warm"]
 
 _ROOT = __name__.partition(".")[0]
 _PLANNER = ".".join(__name__.split(".")[:-2]) or _ROOT
@@ -134,6 +134,11 @@ def is_cold() -> bool:
     """Say whether functions of the package must be compiled: until ``set_warm`` was called with these sources."""
     mark = _mark()
     return mark is None or not mark.exists()
+
+
+def is_kept() -> bool:
+    """Say whether there is a place on disk for what is compiled."""
+    return _mark() is not None
 
 
 def set_warm() -> None:

@@ -4,12 +4,14 @@ case."""
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from subprocess import DEVNULL, PIPE, Popen
 from typing import Any
 
-from mlfabric.planning.fluid.jit import is_cold, set_warm
+from mlfabric.planning.fluid.jit import is_cold, is_kept, set_warm
 
 __all__ = ["STAGES", "is_compiled", "load"]
 
@@ -17,12 +19,15 @@ STAGES = tuple(
     f"mlfabric.planning.{name}"
     for name in (
         "all_reduce",
+        "trees",
         "fluid.spread_kernel",
         "placements",
-        "trees",
     )
 )
-"""Modules whose function ``warm()`` runs all kernels of a stage once, on arrays of the types that they will get."""
+"""Modules whose function ``warm()`` runs all kernels of a stage once, on arrays of the types that they will get.
+
+The first two share much that the last two do not need, and take about as long to compile as these.
+"""
 
 
 def is_compiled() -> bool:
@@ -34,6 +39,9 @@ def is_compiled() -> bool:
 def load(log: Callable[[str], None], *, backwards: bool = False) -> None:
     """Load the machine code of all stages, or compile it and keep it on disk.
 
+    Unless ``backwards``, a second process compiles meanwhile from the last stage on. What it has kept is only loaded
+    here; it ends with this function or with this process.
+
     Args:
         log: called with one line about what is being loaded or compiled, and how it ended.
         backwards: begin with the last stage.
@@ -41,12 +49,24 @@ def load(log: Callable[[str], None], *, backwards: bool = False) -> None:
     stages = _stages()[:: -1 if backwards else 1]
     was_cold = is_cold()
     if was_cold:
-        log("compiling the planner; this happens once and takes a minute or two")
-    with _collecting_no_garbage():
+        log("compiling the planner; this happens once and takes up to a minute")
+    helped = _from_the_other_end() if was_cold and is_kept() and not backwards else nullcontext()
+    with helped, _collecting_no_garbage():
         for stage in stages:
             stage.warm()
     set_warm()
     log("compiled the planner" if was_cold else "loaded the planner")
+
+
+@contextmanager
+def _from_the_other_end() -> Iterator[None]:
+    """Let another process compile from the last stage on; Ctrl-C at a terminal reaches only this one."""
+    command = [sys.executable, "-m", "mlfabric.planning.fluid", "backwards"]
+    with Popen(command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True) as helper:
+        try:
+            yield
+        finally:
+            helper.kill()
 
 
 @contextmanager
