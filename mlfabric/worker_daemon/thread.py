@@ -100,8 +100,14 @@ class ThreadDaemon:
         Args:
             samples: what the update was computed from, if that is known.
         """
-        outcome = self._ask(lambda: self._daemon.push(parcel, norm, computed_from, samples))
-        version = self._ask(lambda: self._daemon.get(self._image, ModelVersion(0, 0), after_push=True))
+        self._check_open()
+        outcome, version = OutcomeFuture(), VersionFuture()
+
+        def ask() -> None:
+            _pass_on(self._daemon.push(parcel, norm, computed_from, samples), outcome)
+            _pass_on(self._daemon.get(self._image, ModelVersion(0, 0), after_push=True), version)
+
+        self._begin(ask, outcome, version)  # in one turn of the daemon's loop, so that one message carries both
         return outcome, version
 
     def drop_samples(self, samples: Samples) -> None:
@@ -137,11 +143,11 @@ class ThreadDaemon:
         """Ask for something in the daemon's thread; if that cannot be done, the daemon's end is the answer."""
         self._check_open()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self._begin(lambda: ask().add_done_callback(lambda done: _copy(done, answer)), answer)
+        self._begin(lambda: _pass_on(ask(), answer), answer)
         return answer
 
-    def _begin(self, call: Callable[[], None], answer: concurrent.futures.Future[Any] | None = None) -> None:
-        """Make a call in the daemon's thread; if it cannot be made, the daemon ends, and the reason is the answer."""
+    def _begin(self, call: Callable[[], None], *answers: concurrent.futures.Future[Any]) -> None:
+        """Make a call in the daemon's thread; if it cannot be made, the daemon ends, and the reason is every answer."""
         failure = self._daemon.failure
 
         def guarded() -> None:
@@ -149,7 +155,7 @@ class ThreadDaemon:
             with failure.guard():
                 call()
                 made = True
-            if not made and answer is not None:
+            for answer in answers if not made else ():
                 answer.set_exception(failure.error)
 
         self._loop.call_soon_threadsafe(guarded)
@@ -172,6 +178,10 @@ class ThreadDaemon:
     def _check_open(self) -> None:
         if self._left:
             raise FabricClosedError(self._why_closed)
+
+
+def _pass_on(asked: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:
+    asked.add_done_callback(lambda done: _copy(done, to))
 
 
 def _copy(done: asyncio.Future[T], to: concurrent.futures.Future[T]) -> None:
