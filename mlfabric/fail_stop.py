@@ -8,12 +8,11 @@ cause (a connection that broke, a message that is none) is no such error: who re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from mlfabric.errors import FabricError
+from mlfabric.values import dataclass
 
 __all__ = ["FailStop", "Failed", "Tasks", "described"]
 
@@ -33,6 +32,27 @@ def described(error: BaseException) -> str:
     return ", ".join([text, *getattr(error, "__notes__", ())])
 
 
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """See :meth:`FailStop.guard`; it is entered for every event, so it is no generator."""
+
+    fail: Callable[[Exception], None]
+    where: str
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, Exception):
+            if self.where:
+                error.add_note(f"in {self.where}")
+            self.fail(error)
+        elif isinstance(error, SystemExit):  # it would end the loop, and nobody would hear of it
+            where = self.where or "a thread of the fabric"
+            self.fail(FabricError(f"sys.exit({error.code!r}) was called in {where}"))
+        return isinstance(error, (Exception, SystemExit))
+
+
 class FailStop:
     """Why a shell cannot go on; the first reason counts.
 
@@ -49,21 +69,13 @@ class FailStop:
         self.error = self.error or error
         self._failed.set()
 
-    @contextmanager
-    def guard(self, where: str = "") -> Iterator[None]:
+    def guard(self, where: str = "") -> _Guard:
         """Let the shell end for whatever the block raises, which goes no further.
 
         Args:
             where: that is, as "the update callback".
         """
-        try:
-            yield
-        except Exception as error:
-            if where:
-                error.add_note(f"in {where}")
-            self.fail(error)
-        except SystemExit as end:  # it would end the loop, and nobody would hear of it
-            self.fail(FabricError(f"sys.exit({end.code!r}) was called in {where or 'a thread of the fabric'}"))
+        return _Guard(self.fail, where)
 
     def guarded(self, call: Callable[[T], object]) -> Callable[[T], None]:
         """Return the same call, made under :meth:`guard`."""

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -116,6 +116,20 @@ class _Seat:
         self.wake.set()
 
 
+@dataclass(slots=True)
+class _Ending:
+    """See ``FabricService._ending``; it is entered for every event, so it is no generator."""
+
+    end: Callable[[Exception], None]
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception):
+            self.end(error)
+
+
 class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     """Carries out the scheduler's side of the wire contract.
 
@@ -166,14 +180,9 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
             asyncio.get_running_loop().call_soon(self._settle)
         return instructions
 
-    @contextlib.contextmanager
-    def _ending(self) -> Iterator[None]:
+    def _ending(self) -> _Ending:
         """Let what the block raises end the process, and not only the call that met it."""
-        try:
-            yield
-        except Exception as error:
-            self._end(error)
-            raise
+        return _Ending(self._end)
 
     def _settle(self) -> None:
         """Tick if the state machine is due, and set the timer for when it will be."""
@@ -239,15 +248,14 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
                 if len(seat.outbox) >= self._limits.outbox:
                     self._shut_out(instruction.to, seat)
                     continue
-                seat.outbox.append(wire.to_instruction(self._with_token(instruction)))
+                full = self._with_token(instruction) if isinstance(instruction, MonitorAt) else instruction
+                seat.outbox.append(wire.to_instruction(full))
                 told[instruction.to] = seat
         for seat in sorted(told.values(), key=_rank_of) if told else ():
             seat.wake.set()
 
-    def _with_token(self, instruction: Instruction) -> Instruction:
-        if not isinstance(instruction, MonitorAt):
-            return instruction
-        return replace(instruction, token=self._token_at(instruction.address, instruction.to))
+    def _with_token(self, order: MonitorAt) -> MonitorAt:
+        return replace(order, token=self._token_at(order.address, order.to))
 
     def _token_at(self, address: str, member: str) -> bytes:
         """Return what a member shows to the monitor at an address; empty if there is none."""
