@@ -106,9 +106,11 @@ class Meter:
             case PushRequested() | Tick():
                 return
             case CommitsReported() if event.model in state.models:
-                for commit in (c for c in event.commits if c.update.worker in members):
+                known = [commit for commit in event.commits if commit.update.worker in members]
+                for commit in known:
                     outcome = Committed(version=commit.version, tau=commit.tau)
                     self.metrics.settled(event.model, commit.update.worker, outcome)
+                for commit in known[-1:]:
                     self.metrics.version(event.model, commit.version)
             case TransferEnded(end=TransferEnd.DISCARDED, transfer=UpdateId() as update) if event.cause is not None:
                 if update.worker in members and event.model in state.models:

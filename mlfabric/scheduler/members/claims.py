@@ -99,7 +99,7 @@ class Claims:
     def _own_model(self, worker: str, model: str) -> Refusal | None:
         record, known = self._context.members.get(worker), self._models.held.get(model)
         whole = model if known is None else name_of_whole(known.pushes.spec)
-        if record is not None and self._is_worker(worker) and record.model == whole:
+        if record is not None and record.member.role is Role.WORKER and record.model == whole:
             return None
         trains = f"trains {record.model!r}" if record is not None and record.model else "trains nothing"
         return RefuseReason.NOT_ITS_OWN, f"{worker!r} speaks of model {model!r}; allowed: its own, and it {trains}"

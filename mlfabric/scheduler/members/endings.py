@@ -76,7 +76,7 @@ class Endings:
 
     def concerns(self, event: MemberEvent) -> bool:
         """Tell whether an event is about a model that is being freed, or has ended: it comes too late."""
-        if isinstance(event, (ModelFreed, MemberJoined)):
+        if not (self._holders or self._ended) or isinstance(event, (ModelFreed, MemberJoined)):
             return False
         spec = getattr(event, "spec", None)
         about = getattr(event, "model", "") if spec is None else spec.name
