@@ -26,7 +26,7 @@ def _leave_crowded(columns, ends, stays, left, gone):
         binds |= columns[staying[n], DUE] <= n
     if not binds:
         return gone
-    order = sort_by(staying, columns[:, NAME])
+    order = sort_by(staying, columns[:, NAME].copy())
     order = sort_by(order, ends)
     order = sort_by(order, -columns[:, FLIES])
     place = np.empty(len(stays), np.int64)
