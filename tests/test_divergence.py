@@ -295,5 +295,5 @@ def test_a_limit_allows_what_it_says_is_the_most_and_no_more(norms, most, most_c
 
     for held in range(len(norms) + 1):
         fitting = [n for n in range(held, len(norms) + 1) if fits(held, n)]
-        assert limit.most(lead, held) == max(fitting)
+        assert limit.most(lead, [held]) == [max(fitting)]
         assert [n for n in range(held, len(norms) + 1) if limit.allows(lead, held, n)] == fitting

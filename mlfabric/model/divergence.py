@@ -181,9 +181,11 @@ def _adam_bound(rule: RuleSpec, lrs: Sequence[float], state: RuleState) -> list[
 def _linear_bound(rule: RuleSpec, norms: Sequence[float], lrs: Sequence[float], state: RuleState) -> list[Units]:
     gamma, decay = rule.server_momentum, rule.server_weight_decay
     history, weights = units_above(state.history_norm), units_above(state.weights_norm) if decay else 0
+    updates = [_times_above(units_above(norm), lr) for norm, lr in zip(norms, lrs, strict=True)]
+    if not gamma and not decay:
+        return updates
     bounds = []
-    for norm, lr in zip(norms, lrs, strict=True):
-        update = _times_above(units_above(norm), lr)
+    for update, lr in zip(updates, lrs, strict=True):
         coasting = _times_above(history, gamma)
         decayed = _times_above(_times_above(weights, decay), lr)
         history = coasting + update + decayed
@@ -223,9 +225,14 @@ class Lead:
         """
         return self._path[committed] - self._path[held]
 
-    def longest(self, held: int, norm: Units | None) -> int:
-        """Return how many may be committed at most for a bound of no more than ``norm``; None allows any."""
-        return (len(self._path) if norm is None else bisect_right(self._path, self._path[held] + norm)) - 1
+    def longest(self, held: Sequence[int], norm: Units | None) -> list[int]:
+        """Return how many may be committed at most for a bound of no more than ``norm``, for each of ``held``; None
+        allows any.
+        """
+        path = self._path
+        if norm is None:
+            return [len(path) - 1] * len(held)
+        return [bisect_right(path, path[first] + norm) - 1 for first in held]
 
 
 class Limit(NamedTuple):
@@ -252,11 +259,13 @@ class Limit(NamedTuple):
         norm = None if self.norm is None else math.floor(share * self.norm)
         return Limit(norm, None if self.commits is None else math.floor(share * self.commits))
 
-    def most(self, lead: Lead, held: int) -> int:
-        """Return how many may be made at most while the replica can recover the first ``held``."""
+    def most(self, lead: Lead, held: Sequence[int]) -> list[int]:
+        """Return how many may be made at most while the replica can recover the first of ``held``, for each of them."""
         longest = lead.longest(held, self.norm)
-        return longest if self.commits is None else min(longest, held + self.commits)
+        if self.commits is None:
+            return longest
+        return [min(most, first + self.commits) for most, first in zip(longest, held, strict=True)]
 
     def allows(self, lead: Lead, held: int, committed: int) -> bool:
         """Say whether the first ``committed`` may be made while the replica can recover the first ``held``."""
-        return committed <= self.most(lead, held)
+        return committed <= self.most(lead, [held])[0]

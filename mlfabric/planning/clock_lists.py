@@ -17,6 +17,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from mlfabric.network import Network
+from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy
 from mlfabric.planning.ordering import order
 from mlfabric.planning.plan import Deferred
@@ -26,9 +27,18 @@ __all__ = ["held_back", "order_lists"]
 
 
 def order_lists(
-    candidates: Sequence[Candidate], network: Network, destination: str, *, v_init: int, now_ns: int
+    candidates: Sequence[Candidate],
+    network: Network,
+    destination: str,
+    *,
+    v_init: int,
+    now_ns: int,
+    world: World | None = None,
 ) -> Ordering:
     """Order updates to one server, list by list; ``network`` is not changed.
+
+    Args:
+        world: as for ``order``.
 
     Raises:
         UsageError: an unknown host, or a size out of range.
@@ -40,13 +50,13 @@ def order_lists(
         # so the rest is ordered again.
         due = _last_positions(candidates)
         dated = [replace(candidate, computed_from=due[candidate.clock]) for candidate in candidates]
-        found = order(dated, network, destination, v_init=1, tau_max=0, now_ns=now_ns)
+        found = order(dated, network, destination, v_init=1, tau_max=0, now_ns=now_ns, world=world)
         if not found.left:
             return replace(found, slots=_undated(found.slots), left=tuple(left))
         left += found.left
         gone = {one.update for one in found.left}
         candidates = [candidate for candidate in candidates if candidate.update not in gone]
-    found = order(candidates, network, destination, v_init=v_init, tau_max=None, now_ns=now_ns)
+    found = order(candidates, network, destination, v_init=v_init, tau_max=None, now_ns=now_ns, world=world)
     return replace(found, left=(*left, *found.left)) if left else found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 
 from mlfabric.planning.lazy import Lazy
 from mlfabric.planning.plan import Commit, Group, Transfer
@@ -22,7 +23,7 @@ class Sequenced:
     Args:
         ordering: its slots are the sequence, those that this plan does not commit included.
         transfers: all towards the primary.
-        spans: (first, end) places of each group.
+        until: where each group begins, and where the last one ends.
         last: of each group, which transfer ends at the server.
         arrive_ns: by place, when its group is with the server.
         commit_ns: by place; shorter if the sequence is cut short.
@@ -35,7 +36,7 @@ class Sequenced:
     ordering: Ordering
     shape: Shape
     transfers: Sequence[Transfer]
-    spans: Sequence[tuple[int, int]]
+    until: Sequence[int]
     last: Sequence[int]
     arrive_ns: Sequence[int]
     commit_ns: Sequence[int]
@@ -49,7 +50,7 @@ class Sequenced:
     @property
     def groups(self) -> Sequence[Group]:
         """All groups, in order."""
-        return Lazy(len(self.spans), self._group)
+        return Lazy(len(self.until) - 1, self._group)
 
     @cached_property
     def _candidates(self) -> dict[UpdateId, Candidate]:
@@ -57,12 +58,12 @@ class Sequenced:
 
     @cached_property
     def _group_of(self) -> list[int]:
-        return [number for number, (first, end) in enumerate(self.spans) for _ in range(first, end)]
+        return [number for number, (first, end) in enumerate(pairwise(self.until)) for _ in range(first, end)]
 
     def _group(self, number: int) -> Group:
-        first, end = self.spans[number]
-        placed = self.ordering.placed
-        members = tuple(placed.updates[first:end] if placed else (s.update for s in self.ordering.slots[first:end]))
+        first, end = self.until[number], self.until[number + 1]
+        lot = self.ordering.lot
+        members = tuple(lot.updates[first:end] if lot else [slot.update for slot in self.ordering.slots[first:end]])
         last = self.last[number]
         direct = len(members) == 1 and not self.transfers[last].inputs
         return Group(members=members, shape=Shape.DIRECT if direct else self.shape, last=(last,))
@@ -84,11 +85,12 @@ class Sequenced:
         )
 
     def _reason(self, place: int, slot: Slot) -> str:
-        first, end = self.spans[self._group_of[place]]
+        group = self._group_of[place]
+        others = self.until[group + 1] - self.until[group] - 1
         took_ms = (int(self.arrive_ns[place]) - self.state.now_ns) / 1e6
         reason = f"{slot.why}{', ' if slot.pick is Pick.DEADLINE else ': '}{max(0.0, took_ms):.1f} ms"
-        if end - first > 1:
-            reason += f", summed with {end - first - 1} others on the way"
+        if others:
+            reason += f", summed with {others} others on the way"
         if self.waits_for_ns[place]:
             waits_ms = (self.waits_for_ns[place] - self.state.now_ns) / 1e6
             reason += f"; waits for the replica until {waits_ms:.1f} ms"

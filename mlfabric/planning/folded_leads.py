@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from mlfabric.planning.fluid.world import World
 from mlfabric.planning.problem import Pending
-from mlfabric.planning.way_of_sums import Lot
+from mlfabric.planning.profiles import Lot
 from mlfabric.protocol import UpdateId
 
 __all__ = ["Folded", "fold"]
@@ -30,26 +31,29 @@ class Folded(NamedTuple):
             yield from self.folds.get(item, (item,))
 
 
-def fold(pending: Sequence[Pending], lot: Lot, *, gamma: float, now_ns: int) -> Folded:
+def fold(pending: Sequence[Pending], lot: Lot, world: World, *, gamma: float, now_ns: int) -> Folded:
     """Put what is pending in front of a lot, one item for each worker, in the order of their first updates.
 
     Args:
-        pending: oldest first; an item leaves from where its worker's latest update is.
+        pending: oldest first; an item leaves from where its worker's latest update is, a source of the world.
         lot: its updates are sent alone when they are ready, however they are sent to the primary.
     """
+    if not pending:
+        return Folded(lot._replace(fixed=0, flies=np.zeros_like(lot.flies), direct=None), {})
     of_worker: dict[str, list[Pending]] = {}
     for p in pending:
         of_worker.setdefault(p.update.worker, []).append(p)
     items = list(of_worker.values())
     single = np.array([8 * max(p.size_bytes for p in item) for item in items], np.int64)
     tensors = np.array([2 if gamma > 0 and len(item) > 1 else 1 for item in items], np.int64)
+    source = np.array(world.numbers([item[-1].source for item in items]), np.int64)
     together = Lot(
         updates=[*(item[0].update for item in items), *lot.updates],
-        sources=[*(item[-1].source for item in items), *lot.sources],
+        source=np.concatenate((source, lot.source)),
         bits=np.concatenate((single * tensors, lot.bits)),
         ready_ns=np.concatenate((np.full(len(items), now_ns, np.int64), lot.ready_ns)),
         fixed=0,
+        flies=np.zeros(len(items) + len(lot.updates), np.int64),
         direct=None,
-        planned=[True] * (len(items) + len(lot.updates)),
     )
     return Folded(together, {item[0].update: tuple(p.update for p in item) for item in items})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from mlfabric.network import HORIZON_NS, Network
 from mlfabric.network.profile import check_size
 from mlfabric.planning.placements import place
@@ -36,11 +38,12 @@ def order_gets(requests: Sequence[GetCandidate], network: Network, source: str, 
     for rank, request in enumerate(ranked):
         check_size(request.size_bytes)
         ready_ns = min(max(request.ready_ns, floor_ns), HORIZON_NS)
-        rows.append((routes[request.destination], 8 * request.size_bytes, ready_ns, beyond, rank, 0))
+        rows.append((routes[request.destination], 8 * request.size_bytes, ready_ns, 0, beyond, rank))
     if not rows:
         return ()
-    found = place(network, [network.path(source, host) for host in routes], rows)
+    found = place(network, [network.path(source, host) for host in routes], np.array(rows, np.int64).T.copy())
     served = [
-        GetSlot(get=ranked[rank].get, profile=found.profile(n), planned_ns=now_ns) for n, rank in enumerate(found.ranks)
+        GetSlot(get=ranked[rank].get, profile=found.profile(n), planned_ns=now_ns)
+        for n, rank in enumerate(found.ranks.tolist())
     ]
     return (*served, *(GetSlot(get=ranked[rank].get, profile=None, planned_ns=now_ns) for rank, _, _ in found.left))

@@ -19,7 +19,7 @@ by its rank, which is its place by (deadline, worker, id), or by (worker, id) wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 import numpy as np
@@ -29,11 +29,11 @@ from mlfabric.network.profile import check_size
 from mlfabric.planning import drop_reasons
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy
-from mlfabric.planning.placements import Places, Row, place, place_over
+from mlfabric.planning.placements import Places, place, place_over
 from mlfabric.planning.plan_values import Candidate, Left, Ordering, Pick, Slot
-from mlfabric.planning.profiles import Placed, Profiles
+from mlfabric.planning.profiles import Ints, Lot, Profiles
 
-__all__ = ["columns_of", "order"]
+__all__ = ["order"]
 
 
 def order(
@@ -64,8 +64,8 @@ def order(
     """
     batch = _Batch(candidates, v_init, tau_max, now_ns)
     if len(batch.ranked) > 1:
-        return batch.ordering(batch.placed(network, destination, world))
-    return batch.alone(network, destination)
+        return batch.placed(network, destination, world)
+    return batch.alone(network, destination, world)
 
 
 class _Batch:
@@ -84,56 +84,64 @@ class _Batch:
                 self.left = [drop_reasons.too_late(c, v_init, tau_max) for c in late]
                 self.ranked = [c for c in candidates if c.computed_from + self.shift >= 1]
 
-    def alone(self, network: Network, destination: str) -> Ordering:
+    def alone(self, network: Network, destination: str, world: World | None) -> Ordering:
         """The most frequent case: a lone update, which competes with nobody."""
+        profiles: list[Profile] = []
         for candidate in self.ranked:
             profile = candidate.in_flight or network.transfer(
                 network.path(candidate.source, destination),
                 candidate.size_bytes,
                 max(candidate.ready_ns, self.now_ns),
             )
-            if profile is not None:
-                return Ordering(slots=(self._slot(candidate, 1, profile, 1),), left=tuple(self.left))
-            self.left.append(drop_reasons.unreachable(candidate))
-        return Ordering(slots=(), left=tuple(self.left))
-
-    def placed(self, network: Network, destination: str, world: World | None) -> Places:
-        """Let the kernels place all."""
-        rows, routes = self._rows(network.floor_ns)
-        if world is not None and routes:
-            return place_over(*world.toward(list(routes), destination), rows)
-        return place(network, [network.path(source, destination) for source in routes] or [()], rows)
-
-    def _rows(self, floor_ns: int) -> tuple[list[Row], dict[str, int]]:
-        """Rank all and lay them out; return also the routes of their sources, numbered as they come."""
-        self.ranked.sort(key=_update)
-        beyond, floor_ns, shift = len(self.ranked) + 1, max(self.now_ns, floor_ns), self.shift
-        names: Sequence[int] = range(len(self.ranked))
-        deadlines = [beyond] * len(self.ranked)
-        if self.tau_max is not None:
-            computed = [c.computed_from for c in self.ranked]
-            names = sorted(names, key=computed.__getitem__)
-            self.ranked = [self.ranked[name] for name in names]
-            deadlines = [min(computed[name] + shift, beyond) for name in names]
-        rows: list[Row] = []
-        routes: dict[str, int] = {}
-        for name, c, due in zip(names, self.ranked, deadlines, strict=True):
-            if c.in_flight is None:
-                size_bytes = c.size_bytes
-                check_size(size_bytes)
-                ready_ns = min(max(c.ready_ns, floor_ns), HORIZON_NS)
-                rows.append((routes.setdefault(c.source, len(routes)), 8 * size_bytes, ready_ns, due, name, 0))
+            if profile is None:
+                self.left.append(drop_reasons.unreachable(candidate))
             else:
-                rows.append((0, 0, c.in_flight.end_ns, due, name, 1))
-        return rows, routes
+                profiles.append(profile)
+        chosen = self.ranked[: len(profiles)]
+        lot = self._lot(chosen, _given(chosen, world.numbers), Profiles.of(profiles)) if world else None
+        slots = tuple([self._slot(c, 1, profile, 1) for c, profile in zip(chosen, profiles, strict=True)])
+        return Ordering(slots=slots, left=tuple(self.left), candidates=chosen, lot=lot)
 
-    def ordering(self, found: Places) -> Ordering:
+    def placed(self, network: Network, destination: str, world: World | None) -> Ordering:
+        """Let the kernels place all."""
+        names, dues = self._rank()
+        if world:
+            given = _given(self.ranked, world.numbers)
+            lines, routes = world.toward(destination, int(given[0].max()) + 1)
+            return self._ordering(given, place_over(lines, routes, self._rows(given, dues, names, network.floor_ns)))
+        number = {host: n for n, host in enumerate(dict.fromkeys([c.source for c in self.ranked]))}
+        given = _given(self.ranked, lambda sources: map(number.__getitem__, sources))
+        paths = [network.path(host, destination) for host in number]
+        return self._ordering(given, place(network, paths, self._rows(given, dues, names, network.floor_ns)))
+
+    def _rank(self) -> tuple[list[int], list[int]]:
+        """Rank all; return, by rank, their places among all names, and their last positions."""
+        self.ranked.sort(key=_update)
+        names, beyond = list(range(len(self.ranked))), len(self.ranked) + 1
+        if self.tau_max is None:
+            return names, [beyond] * len(names)
+        computed = [c.computed_from for c in self.ranked]
+        names.sort(key=computed.__getitem__)
+        self.ranked = [self.ranked[name] for name in names]
+        shift, binding = self.shift, beyond - self.shift
+        return names, [c.computed_from + shift if c.computed_from < binding else beyond for c in self.ranked]
+
+    def _rows(self, given: Ints, dues: Sequence[int], names: Sequence[int], floor_ns: int) -> Ints:
+        """Lay all out as ``fluid.order_kernel.place_over`` wants them."""
+        rows = np.empty((6, len(names)), np.int64)
+        rows[:4], rows[4], rows[5] = given, dues, names
+        np.clip(rows[2], max(self.now_ns, floor_ns), HORIZON_NS, out=rows[2])
+        for rank in np.flatnonzero(rows[3]).tolist():
+            in_flight = self.ranked[rank].in_flight
+            rows[:3, rank] = 0, 0, in_flight.end_ns if in_flight else 0
+        return rows
+
+    def _ordering(self, given: Ints, found: Places) -> Ordering:
         """Make the result: slots and reasons are made when they are looked at."""
-        ranked = [self.ranked[rank] for rank in found.ranks]
+        chosen = [self.ranked[rank] for rank in found.ranks.tolist()]
 
         def slot(n: int) -> Slot:
-            profile = ranked[n].in_flight or found.profile(n)
-            return self._slot(ranked[n], n + 1, profile, found.binding)
+            return self._slot(chosen[n], n + 1, chosen[n].in_flight or found.profile(n), found.binding)
 
         for rank, position, end_ns in found.left:
             candidate = self.ranked[rank]
@@ -142,10 +150,23 @@ class _Batch:
             else:
                 self.left.append(drop_reasons.unreachable(candidate))
         profiles = found.profiles
-        if any(c.in_flight for c in ranked):
-            profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(ranked)])
-        placed = columns_of(ranked, profiles, self.now_ns)
-        return Ordering(slots=Lazy(len(ranked), slot), left=tuple(self.left), placed=placed)
+        if given[3].any():
+            profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(chosen)])
+        lot = self._lot(chosen, given[:, found.ranks], profiles)
+        return Ordering(slots=Lazy(len(chosen), slot), left=tuple(self.left), candidates=chosen, lot=lot)
+
+    def _lot(self, chosen: Sequence[Candidate], given: Ints, profiles: Profiles) -> Lot:
+        """Return updates in the order of commits as columns."""
+        source, bits, ready_ns, flies = given
+        return Lot(
+            updates=[c.update for c in chosen],
+            source=source,
+            bits=bits,
+            ready_ns=np.where(flies, ready_ns, np.maximum(ready_ns, self.now_ns)),
+            fixed=int(np.flatnonzero(flies).max(initial=-1)) + 1,
+            flies=flies,
+            direct=profiles,
+        )
 
     def _slot(self, candidate: Candidate, position: int, profile: Profile, binding: int) -> Slot:
         deadline = None if self.tau_max is None else candidate.computed_from + self.shift
@@ -160,16 +181,18 @@ class _Batch:
         )
 
 
-def columns_of(chosen: Sequence[Candidate], profiles: Profiles, now_ns: int) -> Placed:
-    """Return updates in the order of commits as columns."""
-    return Placed(
-        updates=[c.update for c in chosen],
-        sources=[c.source for c in chosen],
-        bits=np.array([8 * c.size_bytes for c in chosen], np.int64),
-        ready_ns=np.array([c.ready_ns if c.in_flight else max(c.ready_ns, now_ns) for c in chosen], np.int64),
-        planned=[c.in_flight is None for c in chosen],
-        profiles=profiles,
-    )
+def _given(candidates: Sequence[Candidate], numbers: Callable[[Iterable[str]], Iterable[int]]) -> Ints:
+    """Columns of updates: the numbers of their sources, bits, when they are ready, and 1 for those in flight."""
+    sizes = [c.size_bytes for c in candidates]
+    for size_bytes in (min(sizes, default=0), max(sizes, default=0)):
+        check_size(size_bytes)
+    found = np.empty((4, len(sizes)), np.int64)
+    found[0] = list(numbers([c.source for c in candidates]))
+    found[1] = sizes
+    found[1] *= 8
+    found[2] = [c.ready_ns for c in candidates]
+    found[3] = [c.in_flight is not None for c in candidates]
+    return found
 
 
 _update = attrgetter("update")

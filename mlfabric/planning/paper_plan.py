@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from mlfabric.errors import UsageError
 from mlfabric.network import Network
@@ -41,7 +41,6 @@ def plan_by_paper(batch: Batch, network: Network, state: FabricState, config: Pl
     transfers = [_transfer(leg, network, leg.members[0] not in flying) for leg in legs]
     ends = [(i, leg) for i, leg in enumerate(transfers) if leg.destination == state.server]
     arrive_ns = [leg.arrive_ns for _, leg in ends for _ in leg.members]
-    until = list(accumulate((len(leg.members) for _, leg in ends), initial=0))
     found = Sequenced(
         batch=batch,
         state=state,
@@ -49,7 +48,7 @@ def plan_by_paper(batch: Batch, network: Network, state: FabricState, config: Pl
         ordering=Ordering(slots=tuple(_slots(placed, tau_max, state))),
         shape=Shape.STORED,
         transfers=transfers,
-        spans=list(pairwise(until)),
+        until=list(accumulate((len(leg.members) for _, leg in ends), initial=0)),
         last=[i for i, _ in ends],
         arrive_ns=arrive_ns,
         commit_ns=list(accumulate(arrive_ns, max, initial=state.now_ns))[1:],

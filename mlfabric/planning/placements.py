@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from mlfabric.planning.profiles import Ints, Profiles
 
 __all__ = ["Places", "packed", "place", "place_over"]
 
-Row = tuple[int, int, int, int, int, int]  # as ``fluid.order_kernel.place_over`` wants them
-
 
 class Places:
     """The result: transfers by place, and those that are left out.
@@ -32,7 +29,7 @@ class Places:
     """
 
     def __init__(self, ranks: Ints, end_ns: Ints, pieces: Ints, first: Ints, left: Ints, binding: int) -> None:
-        self.ranks: list[int] = ranks.tolist()
+        self.ranks = ranks
         self.left: list[tuple[int, int, int]] = left.tolist()
         self.binding, self.profiles = binding, Profiles(end_ns, pieces, first)
         self.end_ns: list[int] = end_ns.tolist()
@@ -50,18 +47,14 @@ class Places:
         return Profile(pieces[0].start_ns if pieces else end_ns, end_ns, pieces)
 
 
-def place(network: Network, paths: Iterable[Path], rows: Sequence[Row]) -> Places:
-    """Place transfers by rank, over routes that are numbered as their paths come."""
-    return Places(*fastest(order_kernel.place)(packed(network, paths), _columns(rows)))
+def place(network: Network, paths: Iterable[Path], rows: Ints) -> Places:
+    """Place transfers, laid out for the kernel, over routes that are numbered as their paths come."""
+    return Places(*fastest(order_kernel.place)(packed(network, paths), rows))
 
 
-def place_over(routes: Routes, lines: Lines, rows: Sequence[Row]) -> Places:
-    """Place transfers by rank over routes; reservations are made on ``lines``."""
-    return Places(*fastest(order_kernel.place_over)(lines, routes, _columns(rows)))
-
-
-def _columns(rows: Sequence[Row]) -> Ints:
-    return np.fromiter(chain.from_iterable(rows), np.int64, 6 * len(rows)).reshape(-1, 6)
+def place_over(lines: Lines, routes: Routes, rows: Ints) -> Places:
+    """Place transfers, laid out for the kernel, over routes; reservations are made on ``lines``."""
+    return Places(*fastest(order_kernel.place_over)(lines, routes, rows))
 
 
 def packed(network: Network, paths: Iterable[Path]) -> Ints:
@@ -88,9 +81,9 @@ def warm() -> None:
     network = Network.star(1)
     for name in "ab":
         network.add_host(name)
-    columns = np.array([(0, 8, 0, due, due, 0) for due in (1, 1, 2, 4)], np.int64)
-    order_kernel.place(packed(network, [network.path("a", "b")]), columns)
-    routes, lines = World(network, ["a"], ["b"]).toward(["a"], "b")
+    rows = np.array([(0, 8, 0, 0, due, due) for due in (1, 1, 2, 4)], np.int64).T.copy()
+    order_kernel.place(packed(network, [network.path("a", "b")]), rows)
+    lines, routes = World(network, ["a"], ["b"]).toward("b", 1)
     one = np.zeros(1, np.int64)
     solo_ends(lines, routes, Transfers(one, one, one, one, one))
-    order_kernel.place_over(lines, routes, columns)
+    order_kernel.place_over(lines, routes, rows)

@@ -10,7 +10,7 @@ from dataclasses import field
 from enum import Enum
 
 from mlfabric.network import Profile
-from mlfabric.planning.profiles import Placed
+from mlfabric.planning.profiles import Lot
 from mlfabric.protocol import DropReason, GetId, UpdateId
 from mlfabric.values import dataclass
 
@@ -88,12 +88,13 @@ class Ordering:
     """The plan of one batch: ``slots`` by position, ``left`` in the order in which updates were left out.
 
     Args:
-        placed: the same as ``slots``, as columns; of large batches.
+        candidates, lot: the same as ``slots``, as they were given and as columns; not of a lone update without a world.
     """
 
     slots: Sequence[Slot]
     left: Sequence[Left] = ()
-    placed: Placed | None = field(default=None, compare=False, repr=False)
+    candidates: Sequence[Candidate] = field(default=(), compare=False, repr=False)
+    lot: Lot | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Rate profiles and places of many updates as columns, without an object for each."""
+"""Many updates and their rate profiles as columns, without an object for each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mlfabric.network import Profile
 from mlfabric.protocol import UpdateId
 
-__all__ = ["Ints", "Placed", "Profiles"]
+__all__ = ["Ints", "Lot", "Profiles"]
 
 Ints = NDArray[np.int64]
 
@@ -36,12 +36,30 @@ class Profiles(NamedTuple):
         return cls(end_ns, pieces, first)
 
 
-class Placed(NamedTuple):
-    """Updates in the order of commits, by place; ``planned`` is False for updates in flight before."""
+class Lot(NamedTuple):
+    """Updates in the order in which they are to be committed, to one destination; columns by place.
+
+    ``source``: numbers of their hosts in the world of the plan. ``fixed``: how many of the first go directly in any
+    plan (the last of them is in flight already). ``flies``: 1 for updates in flight before, whose profiles are reserved
+    already. ``direct``: each one's profile if it goes directly, found by the ordering; None to plan them in this order.
+    """
 
     updates: Sequence[UpdateId]
-    sources: Sequence[str]
+    source: Ints
     bits: Ints
     ready_ns: Ints
-    planned: Sequence[bool]
-    profiles: Profiles
+    fixed: int
+    flies: Ints
+    direct: Profiles | None
+
+    def part(self, begin: int, end: int) -> Lot:
+        """Return the updates at some places; the fixed ones are among the first."""
+        return Lot(
+            updates=self.updates[begin:end],
+            source=self.source[begin:end],
+            bits=self.bits[begin:end],
+            ready_ns=self.ready_ns[begin:end],
+            fixed=0 if begin else self.fixed,
+            flies=self.flies[begin:end],
+            direct=None if begin else self.direct,
+        )

@@ -6,6 +6,7 @@ is summed.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 from mlfabric.network import Network
@@ -14,7 +15,7 @@ from mlfabric.planning.commit_columns import Sequenced
 from mlfabric.planning.direct import forward_directly
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy, joined
-from mlfabric.planning.ordering import columns_of, order
+from mlfabric.planning.ordering import order
 from mlfabric.planning.plan import Kind, Plan, Toward, Transfer
 from mlfabric.planning.plan_values import Ordering, Slot
 from mlfabric.planning.problem import (
@@ -26,10 +27,10 @@ from mlfabric.planning.problem import (
     Shape,
     objective_of,
 )
-from mlfabric.planning.profiles import Profiles
+from mlfabric.planning.profiles import Lot
 from mlfabric.planning.replica_steps_plan import replicate
 from mlfabric.planning.trees import forward_trees
-from mlfabric.planning.way_of_sums import Forwarding, Lot
+from mlfabric.planning.way_of_sums import Forwarding
 
 __all__ = ["push"]
 
@@ -53,7 +54,7 @@ def _ordered(
 ) -> Ordering:
     asynchronous = config.consistency is Consistency.ASYNCHRONOUS
     if config.consistency is Consistency.STALE_SYNCHRONOUS:
-        return order_lists(batch.updates, network, state.server, v_init=state.v_init, now_ns=state.now_ns)
+        return order_lists(batch.updates, network, state.server, v_init=state.v_init, now_ns=state.now_ns, world=world)
     return order(
         batch.updates,
         network,
@@ -70,7 +71,7 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
     server = state.server
     sources = {candidate.update: candidate for candidate in batch.updates}
     # All are read, several times.
-    ordering = Ordering(slots=tuple(ordering.slots), left=ordering.left, placed=ordering.placed)
+    ordering = replace(ordering, slots=tuple(ordering.slots))
 
     def transfer(slot: Slot) -> Transfer:
         candidate = sources[slot.update]
@@ -99,7 +100,7 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
         ordering=ordering,
         shape=Shape.DIRECT,
         transfers=transfers,
-        spans=[(i, i + 1) for i in range(count)],
+        until=range(count + 1),
         last=range(count),
         arrive_ns=arrive_ns,
         commit_ns=list(accumulate(arrive_ns, max, initial=state.now_ns))[1:],
@@ -119,13 +120,12 @@ def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricS
 
 def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: PlannerConfig, world: World) -> Plan:
     """Let the best of the allowed shapes bring the updates to the primary, then plan what the replica gets."""
-    lot = _lot(ordering, batch, state.now_ns)
+    lot = ordering.lot
+    assert lot is not None, "an ordering over a world has columns"
     forwarding = _best(lot, world, state, config)
-    bounded = state.replica is not None and config.div_max is not None
-    norms = {candidate.update: candidate.norm for candidate in batch.updates} if bounded else {}
     replication = replicate(
         lot,
-        [norms[update] for update in lot.updates] if bounded else (),
+        [candidate.norm for candidate in ordering.candidates],
         forwarding.arrive_ns,
         state.replica,
         config,
@@ -141,13 +141,13 @@ def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: Pla
         ordering=ordering,
         shape=forwarding.shape,
         transfers=forwarding.transfers,
-        spans=forwarding.groups,
+        until=forwarding.until,
         last=forwarding.last,
         arrive_ns=forwarding.arrive_ns.tolist(),
-        commit_ns=replication.commit_ns.tolist(),
+        commit_ns=replication.commit_ns,
         waits_for_ns=Lazy(
             len(replication.waits_for),
-            lambda i: int(replication.commit_ns[i]) if replication.waits_for[i] >= 0 else 0,
+            lambda i: replication.commit_ns[i] if replication.waits_for[i] >= 0 else 0,
         ),
     )
     return Plan(
@@ -165,32 +165,13 @@ def _forwarded(batch: Batch, ordering: Ordering, state: FabricState, config: Pla
     )
 
 
-def _lot(ordering: Ordering, batch: Batch, now_ns: int) -> Lot:
-    """Make columns of an ordering that has none."""
-    placed = ordering.placed
-    if placed is None:
-        of = {candidate.update: candidate for candidate in batch.updates}
-        profiles = Profiles.of([slot.profile for slot in ordering.slots])
-        placed = columns_of([of[slot.update] for slot in ordering.slots], profiles, now_ns)
-    fixed = max((i + 1 for i, planned in enumerate(placed.planned) if not planned), default=0)
-    return Lot(
-        updates=placed.updates,
-        sources=placed.sources,
-        bits=placed.bits,
-        ready_ns=placed.ready_ns,
-        fixed=fixed,
-        direct=placed.profiles,
-        planned=placed.planned,
-    )
-
-
 def _best(lot: Lot, world: World, state: FabricState, config: PlannerConfig) -> Forwarding:
     """Return the shape with the smallest objective; of equal ones the simplest."""
     server, now_ns, objective = state.server, state.now_ns, objective_of(config)
     group_ns = config.group_ns if objective is Objective.MEAN_COMMIT else 0
 
     def cost_ns(found: Forwarding) -> int:
-        return found.cost(objective, now_ns) + group_ns * len(found.groups)
+        return found.cost(objective, now_ns) + group_ns * len(found.last)
 
     best = forward_directly(lot, world, world.lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
     if state.aggregators and len(lot.updates) > 1 and Shape.TREE in config.shapes:

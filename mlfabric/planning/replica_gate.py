@@ -9,9 +9,9 @@ when it and all before it have arrived and it is committed.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, repeat
+from itertools import accumulate
 from typing import NamedTuple, Self
 
 from mlfabric.model.divergence import Lead, Limit
@@ -41,9 +41,10 @@ class Steps(NamedTuple):
         if len(arrive_ns) < folded:
             return cls((), (), (), ())
         first = [max(arrive_ns[:folded])] if folded else []
-        steps_ns = [*first, *arrive_ns[folded:]]
-        ends = [behind + 1 - len(first) + n for n in range(len(steps_ns))]
-        return cls(ends, steps_ns, list(accumulate(steps_ns, max)), [end - behind + folded for end in ends])
+        steps_ns, end = [*first, *arrive_ns[folded:]], behind + 1 - len(first)
+        ends = range(end, end + len(steps_ns))
+        begin = end - behind + folded
+        return cls(ends, steps_ns, list(accumulate(steps_ns, max)), range(begin, begin + len(steps_ns)))
 
 
 class Gated(NamedTuple):
@@ -70,26 +71,18 @@ def gate(lead: Lead, limit: Limit, steps: Steps, arrive_ns: Sequence[int], behin
     kept = bisect_right(there_ns, arrive_ns[-1]) if arrive_ns else 0
     commit_ns: list[int] = []
     waits_for: list[int] = []
-    now_ns, counted, held, may = 0, 0, 0, limit.most(lead, 0)
-    while (first := len(commit_ns)) < len(arrive_ns):
-        most = min(may - behind, len(arrive_ns))
-        if first < most:
-            late = bisect_left(arrive_ns, now_ns, first, most)
-            commit_ns += [*repeat(now_ns, late - first), *arrive_ns[late:most]]
-            waits_for += repeat(-1, most - first)
-            now_ns = commit_ns[-1]
-            continue
-        committed, could_ns, before = behind + first + 1, max(now_ns, arrive_ns[first]), counted
-        now_ns = could_ns
-        while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
-            held, counted = end[counted], counted + 1
-        may = limit.most(lead, held) if counted > before else may
-        while committed > may:
-            if counted == len(end):
-                return Gated(commit_ns, waits_for, kept)
-            held, now_ns, counted = end[counted], max(now_ns, there_ns[counted]), counted + 1
-            may = limit.most(lead, held)
-        kept = max(kept, counted)
+    most = limit.most(lead, [0, *end])
+    now_ns, counted, may = 0, 0, most[0]
+    for committed, arrived_ns in enumerate(arrive_ns, start=behind + 1):
+        now_ns = could_ns = max(now_ns, arrived_ns)
+        if committed > may:
+            while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
+                counted += 1
+            while committed > most[counted]:
+                if counted == len(end):
+                    return Gated(commit_ns, waits_for, kept)
+                now_ns, counted = max(now_ns, there_ns[counted]), counted + 1
+            may, kept = most[counted], max(kept, counted)
         commit_ns.append(now_ns)
         waits_for.append(counted - 1 if now_ns > could_ns else -1)
     return Gated(commit_ns, waits_for, kept)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -34,8 +35,9 @@ from mlfabric.planning.folded_leads import Folded, fold
 from mlfabric.planning.lazy import Lazy
 from mlfabric.planning.plan import Deferred, Punt, ReplicaStep, Toward, Transfer
 from mlfabric.planning.problem import PlannerConfig, Replica
+from mlfabric.planning.profiles import Lot
 from mlfabric.planning.replica_gate import Gated, Steps, gate
-from mlfabric.planning.way_of_sums import Forwarding, Lot
+from mlfabric.planning.way_of_sums import Forwarding
 from mlfabric.protocol import UpdateId
 
 __all__ = ["Replication", "replicate"]
@@ -52,7 +54,7 @@ class Replication:
         transfers: of the kept steps; the index of the first is the ``first_transfer`` that was asked for.
     """
 
-    commit_ns: Ints
+    commit_ns: Sequence[int]
     waits_for: Sequence[int]
     steps: Sequence[ReplicaStep]
     transfers: Sequence[Transfer]
@@ -67,7 +69,7 @@ def replicate(
     replica: Replica | None,
     config: PlannerConfig,
     world: World,
-    lines: Lines,
+    lines: Callable[[], Lines],
     *,
     now_ns: int,
     first_transfer: int = 0,
@@ -79,28 +81,33 @@ def replicate(
         norms: l2 norm of each.
         arrive_ns: when each has arrived at the primary.
         world: has the routes from all sources, those of pending updates too, to the replica.
-        lines: what the transfers to the primary leave free; they stay as they are.
+        lines: returns what the transfers to the primary leave free.
         first_transfer: how many transfers come before the replica's in the plan.
     """
-    commit_ns = np.maximum.accumulate(np.maximum(arrive_ns, now_ns))
+    commit_ns: list[int] = np.maximum.accumulate(np.maximum(arrive_ns, now_ns)).tolist()
     if replica is None:
         return _nothing_sent(commit_ns, (), str)
     sequence = [*(p.update for p in replica.pending), *lot.updates]
     if config.div_max is None:
         return _nothing_sent(commit_ns, sequence, lambda: "no bound asks for it")
     limit = Limit.of(config.div_max.norm, config.div_max.updates)
-    rule, state = RuleSpec(momentum=config.gamma), RuleState(history_norm=replica.history_norm)
-    planned = step_bound(rule, norms, [1.0] * len(norms), state)
+    state = RuleState(history_norm=replica.history_norm)
+    planned = step_bound(_rule(config.gamma), norms, [1.0] * len(norms), state)
     lead = Lead([*(units_above(p.step_norm) for p in replica.pending), *planned])
     small = limit.part(config.replicate_from)
     if not lot.updates or small.allows(lead, 0, len(sequence)):
         return _nothing_sent(commit_ns, sequence, lambda: f"the lead stays at {_amount(lead, limit, 0, len(sequence))}")
-    folded = fold(replica.pending, lot, gamma=config.gamma, now_ns=now_ns)
-    forwarding = forward_directly(folded.lot, world, lines, replica.host, now_ns=now_ns, toward=Toward.REPLICA)
+    folded = fold(replica.pending, lot, world, gamma=config.gamma, now_ns=now_ns)
+    forwarding = forward_directly(folded.lot, world, lines(), replica.host, now_ns=now_ns, toward=Toward.REPLICA)
     steps = Steps.of(forwarding.arrive_ns.tolist(), len(folded.folds), len(replica.pending))
-    gated = gate(lead, limit, steps, commit_ns.tolist(), len(replica.pending))
+    gated = gate(lead, limit, steps, commit_ns, len(replica.pending))
     found = _Found(sequence, lead, limit, folded, forwarding, steps, gated, first_transfer, now_ns)
     return found.replication()
+
+
+@cache
+def _rule(gamma: float) -> RuleSpec:
+    return RuleSpec(momentum=gamma)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ class _Found:
         held, transfers = (self.steps.end[kept - 1], self.steps.transfers[kept - 1]) if kept else (0, 0)
         begun = self.behind + commits
         return Replication(
-            commit_ns=np.array(self.gated.commit_ns, np.int64),
+            commit_ns=self.gated.commit_ns,
             waits_for=self.gated.waits_for,
             steps=Lazy(kept, self.step),
             transfers=Lazy(transfers, self.transfer),
@@ -176,7 +183,7 @@ class _Found:
         return Deferred(what=self.sequence[place], reason=reason)
 
 
-def _nothing_sent(commit_ns: Ints, sequence: Sequence[UpdateId], reason: Callable[[], str]) -> Replication:
+def _nothing_sent(commit_ns: Sequence[int], sequence: Sequence[UpdateId], reason: Callable[[], str]) -> Replication:
     """Commit updates as they arrive, and punt everything for one reason."""
     return Replication(
         commit_ns=commit_ns,

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mlfabric.network import HORIZON_NS, Profile
 from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_all
 from mlfabric.planning.fluid.world import World
+from mlfabric.planning.profiles import Profiles
 from mlfabric.planning.round_shapes import Edges, Shaper
 from mlfabric.planning.tree_streams import inputs_of, profile_at
 
@@ -63,7 +64,7 @@ class RoundTrip(NamedTuple):
                     route=route,
                     size_bytes=int(streams.bits[k]) // 8,
                     start_ns=int(streams.start_ns[k]),
-                    profile=profile_at(self.rows, streams.first, k, end_ns),
+                    profile=profile_at(Profiles(streams.end_ns, self.rows, streams.first), k),
                     arrive_ns=end_ns + int(world.routes.latency_ns[route]),
                     inputs=inputs[k],
                     hosts=hosts,

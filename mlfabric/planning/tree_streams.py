@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,41 +12,35 @@ from mlfabric.network import Piece, Profile
 from mlfabric.planning.fluid.capacity_lists import Ints
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.problem import Aggregator
+from mlfabric.planning.profiles import Profiles
 
 __all__ = ["Hosts", "inputs_of", "profile_at"]
 
 
-class Hosts:
-    """Hosts by number: first the aggregators, then the other sources, last the destination."""
+class Hosts(NamedTuple):
+    """Hosts by number: first the aggregators, then the other sources.
 
-    def __init__(self, sources: Sequence[str], aggregators: Sequence[Aggregator], destination: str) -> None:
-        self._room: Mapping[str, int] = {a.host: a.most_updates for a in reversed(aggregators) if a.host != destination}
-        self.names = list(dict.fromkeys([*reversed(self._room), *sources]))
-        self._number = {name: i for i, name in enumerate(self.names)}
-        self.names.append(destination)
-        self.of_sources: Ints = np.array([self._number[source] for source in sources], np.int64)
+    ``aggregators``: numbers in the world of those that may sum. ``of_sources`` is by update. ``most`` is by host how
+    many updates it may sum, 0 for any number. ``routes``: from every host to every aggregator and the destination; -1
+    to itself.
+    """
 
-    def __len__(self) -> int:
-        """Return how many there are, without the destination."""
-        return len(self.names) - 1
+    aggregators: list[int]
+    of_sources: Ints
+    most: Ints
+    routes: NDArray[np.int64]
 
-    @property
-    def aggregators(self) -> int:
-        """How many of them may sum."""
-        return len(self._room)
-
-    @property
-    def most(self) -> Ints:
-        """By host, how many updates it may sum; 0 for any number."""
-        return np.array([self._room.get(name, 0) for name in self.names[:-1]], np.int64)
-
-    def routes(self, world: World) -> NDArray[np.int64]:
-        """Return the numbers of the routes from every host to every aggregator and the destination; -1 to itself."""
-        table = np.stack(
-            [world.routes_from(self.names[:-1], to) for to in (*self.names[: len(self._room)], self.names[-1])], 1
-        )
-        np.fill_diagonal(table[:, :-1], -1)
-        return table
+    @classmethod
+    def of(cls, sources: Ints, aggregators: Sequence[Aggregator], world: World, destination: str) -> Hosts:
+        """Number the hosts of some updates, by number of the world, and those that may sum, all but the destination."""
+        names = [aggregator.host for aggregator in aggregators]
+        able = world.numbers(names)
+        hosts = np.array(list(dict.fromkeys([*able, *sources.tolist()])), np.int64)
+        number, most = np.zeros(world.sources, np.int64), np.zeros(len(hosts), np.int64)
+        number[hosts], most[: len(able)] = np.arange(len(hosts)), [a.most_updates for a in aggregators]
+        routes = world.routes_between(hosts, [*names, destination])
+        np.fill_diagonal(routes[:, :-1], -1)
+        return cls(able, number[sources], most, routes)
 
 
 def inputs_of(leaves: Sequence[int], reaches: Sequence[int]) -> list[tuple[int, ...]]:
@@ -59,7 +53,8 @@ def inputs_of(leaves: Sequence[int], reaches: Sequence[int]) -> list[tuple[int, 
     return inputs
 
 
-def profile_at(rows: NDArray[np.int64], first: Any, i: int, end_ns: int) -> Profile:
-    """Return the profile whose pieces are ``rows[first[i] : first[i + 1]]``."""
-    pieces = tuple(map(Piece._make, rows[first[i] : first[i + 1]].tolist()))
+def profile_at(profiles: Profiles, i: int) -> Profile:
+    """Return the profile at a place."""
+    first, end_ns = profiles.first, int(profiles.end_ns[i])
+    pieces = tuple(map(Piece._make, profiles.pieces[first[i] : first[i + 1]].tolist()))
     return Profile(pieces[0].start_ns if pieces else end_ns, end_ns, pieces)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -35,14 +36,16 @@ from mlfabric.planning.problem import (
     Shape,
     objective_of,
 )
+from mlfabric.planning.profiles import Lot
 from mlfabric.planning.tree_streams import Hosts, inputs_of
-from mlfabric.planning.way_of_sums import Forwarding, Lot
+from mlfabric.planning.way_of_sums import Forwarding
 from mlfabric.protocol import UpdateId
 
 __all__ = ["MOST_UPDATES", "forward_trees", "warm"]
 
 MOST_UPDATES, LEAST_AGGREGATORS = 150, 4
 _MOST_STREAMS, _STREAMS_EACH = 150, 2  # of one search, and for each update; so a call takes milliseconds
+_MOST_CASES = 1024
 _SHARES = np.array([9, 12, 32, 4096], np.int64)
 
 
@@ -60,35 +63,35 @@ def forward_trees(lot: Lot, world: World, state: FabricState, config: PlannerCon
     """
     found: list[Forwarding] = []
     lines, now_ns, reached_ns = world.lines, state.now_ns, state.now_ns
-    for part, helpers in _parts(lot, [a for a in state.aggregators if a.host != state.server]):
+    for part, helpers in _parts(lot, [a for a in state.aggregators if a.host != state.server], world):
         forest = _forest(part, world, lines, helpers, state, config, reached_ns)
         if forest is None and len(part.updates) < len(lot.updates):
             forest = forward_directly(part, world, lines, state.server, now_ns=now_ns, toward=Toward.PRIMARY)
         if forest is None or len(forest.arrive_ns) < len(part.updates):
             return None
-        lines, reached_ns = forest.lines, max(reached_ns, int(forest.arrive_ns.max()))
         found.append(forest)
+        if len(part.updates) < len(lot.updates):
+            lines, reached_ns = forest.lines(), max(reached_ns, int(forest.arrive_ns.max()))
     return found[0] if len(found) == 1 else _joined(found)
 
 
-def _parts(lot: Lot, aggregators: Sequence[Aggregator]) -> Iterator[tuple[Lot, list[Aggregator]]]:
+def _parts(lot: Lot, aggregators: Sequence[Aggregator], world: World) -> Iterator[tuple[Lot, list[Aggregator]]]:
     """Cut a lot into pieces, each with an equal share of the aggregators, on its own hosts if possible."""
     moving = len(lot.updates) - lot.fixed
-    count = max(1, min(-(-moving // MOST_UPDATES), len({a.host for a in aggregators}) // LEAST_AGGREGATORS))
-    ends = [lot.fixed + moving * n // count for n in range(1, count + 1)]
-    own: dict[str, int] = {}
-    for n, (begin, end) in enumerate(pairwise([0, *ends])):
-        for source in lot.sources[begin:end]:
-            own.setdefault(source, n)
-    shares: list[list[Aggregator]] = [[] for _ in ends]
+    count = max(1, min(-(-moving // MOST_UPDATES), len(aggregators) // LEAST_AGGREGATORS))
+    bounds = [0, *(lot.fixed + moving * n // count for n in range(1, count + 1))]
+    own: dict[int, int] = {}
+    for n, (begin, end) in enumerate(pairwise(bounds)):
+        own = dict.fromkeys(lot.source[begin:end].tolist(), n) | own
+    shares: list[list[Aggregator]] = [[] for _ in range(count)]
     others: list[Aggregator] = []
-    for aggregator in aggregators:
-        share = shares[own.get(aggregator.host, 0)]
-        fits = aggregator.host in own and len(share) < -(-len(aggregators) // count)
+    for aggregator, host in zip(aggregators, world.numbers([a.host for a in aggregators]), strict=True):
+        share = shares[own.get(host, 0)]
+        fits = host in own and len(share) < -(-len(aggregators) // count)
         (share if fits else others).append(aggregator)
     for aggregator in others:
         min(shares, key=len).append(aggregator)
-    for (begin, end), helpers in zip(pairwise([0, *ends]), shares, strict=True):
+    for (begin, end), helpers in zip(pairwise(bounds), shares, strict=True):
         yield lot if count == 1 else lot.part(begin, end), helpers
 
 
@@ -105,7 +108,7 @@ def _joined(found: Sequence[Forwarding]) -> Forwarding:
     return Forwarding(
         shape=Shape.TREE if any(one.shape is Shape.TREE for one in found) else Shape.DIRECT,
         arrive_ns=np.concatenate([one.arrive_ns for one in found]),
-        groups=[(at + a, at + b) for at, one in zip(places[:-1], found, strict=True) for a, b in one.groups],
+        until=[0, *(at + end for at, one in zip(places[:-1], found, strict=True) for end in one.until[1:])],
         last=[at + i for at, one in zip(numbers[:-1], found, strict=True) for i in one.last],
         transfers=Lazy(numbers[-1], transfer),
         lines=found[-1].lines,
@@ -123,60 +126,67 @@ def _forest(
 ) -> Forwarding | None:
     """Find the best forest for a lot that is small enough; ``reached_ns`` is when all before it are committed."""
     count, server, now_ns, chunk_bits = len(lot.updates), state.server, state.now_ns, 8 * config.chunk_bytes
-    hosts = Hosts(lot.sources[lot.fixed :], aggregators, server)
-    if count - lot.fixed < 2 or not hosts.aggregators:
+    if count - lot.fixed < 2 or not aggregators:
         return None
+    hosts = Hosts.of(lot.source[lot.fixed :], aggregators, world, server)
     fixed = send(lot, lot.fixed, world, lines, server, now_ns=now_ns, toward=Toward.PRIMARY)
-    if fixed.end_ns.size and fixed.end_ns.max() >= HORIZON_NS:
+    last_ns = int(fixed.profiles.end_ns.max(initial=reached_ns))
+    if last_ns >= HORIZON_NS:
         return None
+    base = fixed.lines()
     mean, carried = objective_of(config) is Objective.MEAN_COMMIT, 2 if config.gamma > 0 else 1
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
     group_ns = config.group_ns if mean else 0
     scalars = np.array([now_ns, unit_bits, chunk_bits, carried, 0, group_ns], np.int64)
-    field = survey_field(fixed.lines, world.routes, hosts.routes(world), hosts.most, scalars, False)
+    field = survey_field(base, world.routes, hosts.routes, hosts.most, scalars, False)
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
         return None
-    members = _members(lot, hosts, server)
+    members = _members(lot, hosts, world, server)
     commits = np.maximum.accumulate(np.maximum(fixed.arrive_ns, reached_ns)) - now_ns
     before = 0 if not commits.size else int(commits.sum() if mean else commits[-1])
     forest, progress = find_forest(
-        field, members, world.routes, fixed.lines, lot.fixed,
-        int(fixed.end_ns.max(initial=reached_ns)), int(fixed.arrive_ns.max(initial=reached_ns)), before, mean,
-        *_cases(field, count - lot.fixed), choices, _MOST_STREAMS + _STREAMS_EACH * count,
+        field, members, world.routes, base, lot.fixed,
+        last_ns, int(fixed.arrive_ns.max(initial=reached_ns)), before, mean,
+        _cases(_share(field, count - lot.fixed), count - lot.fixed), 2, choices, _MOST_STREAMS + _STREAMS_EACH * count,
     )  # fmt: skip
     if progress[0] >= FAR_NS * count:
         return None
-    room = world.by_source({aggregator.host: aggregator.most_updates for aggregator in aggregators})
+    room = np.zeros(world.sources, np.int64)
+    room[hosts.aggregators] = hosts.most[: len(aggregators)]
     if not is_sound(forest, lot.fixed, world.destinations, room):
         return None
-    rows, free = run_all(fixed.lines, world.routes, forest.streams, int(forest.counts[0]), chunk_bits)
+    rows, free = run_all(base, world.routes, forest.streams, int(forest.counts[0]), chunk_bits)
     return _Found(lot, world, fixed, forest, rows).forwarding(free)
 
 
-def _members(lot: Lot, hosts: Hosts, destination: str) -> Members:
+def _members(lot: Lot, hosts: Hosts, world: World, destination: str) -> Members:
     """All updates of the lot; the fixed ones are there only so that places count from the lot's beginning."""
-    apart = np.zeros(lot.fixed, np.int64)
-    directly = np.array([source == destination for source in lot.sources], np.int64)
-    bits, ready_ns = np.ascontiguousarray(lot.bits), np.ascontiguousarray(lot.ready_ns)
-    return Members(np.concatenate([apart, hosts.of_sources]), bits, ready_ns, directly)
+    host = np.concatenate((np.zeros(lot.fixed, np.int64), hosts.of_sources))
+    directly = world.routes.hops[world.routes_from(lot.source, destination)] == 0
+    return Members(host, lot.bits, lot.ready_ns, directly.astype(np.int64))
 
 
-def _cases(field: Field, count: int) -> tuple[NDArray[np.int64], int]:
-    """How many go directly, and how large the first group is: a coarse choice, then more; and how many are coarse.
+@lru_cache(_MOST_CASES)
+def _cases(direct: int, count: int) -> NDArray[np.int64]:
+    """How many go directly, and how large the first group is: a coarse choice, then more; two are coarse.
 
     First come all in one group, and the division that fills the links into the destination and into all aggregators for
-    equally long.
+    equally long, with so many directly.
     """
-    able = np.append(field.rank_ns[: len(field.into_ns) - 1] < FAR_NS, True)
-    rates = 1 / np.maximum(field.into_ns[able], 1)
-    share = round(count * float(rates[-1] / rates.sum()))
-    some = [(0, count), *([(share, count - share), (share, 0)] if 0 < share < count else [])]
+    some = [(0, count), *([(direct, count - direct), (direct, 0)] if 0 < direct < count else [])]
     some += [(0, n) for n in (1, 2, 4, 8, 16, 32, 64) if n < count]
     some += [(n, 0) for n in (4, 8, 16, 32, 64) if n < count]
     steps = [n for n in (2, 3, 5, 6, 10, 12, 20, 24, 28, 40, 48, 56, 80, 96, 128, 192, 256) if n < count]
     more = [(0, n) for n in steps if n > 2] + [(n, 0) for n in steps]
-    return np.array(some + more, np.int64), 2
+    return np.array(some + more, np.int64)
+
+
+def _share(field: Field, count: int) -> int:
+    """How many of some updates fill the link into the destination for as long as the others the aggregators' links."""
+    able = np.append(field.rank_ns[: len(field.into_ns) - 1] < FAR_NS, True)
+    rates = 1 / np.maximum(field.into_ns[able], 1)
+    return round(count * float(rates[-1] / rates.sum()))
 
 
 def _choices(field: Field, count: int) -> NDArray[np.int64]:
@@ -194,7 +204,7 @@ def _choices(field: Field, count: int) -> NDArray[np.int64]:
         return count / float((1 / np.maximum(into_ns[within], 1)).sum()) + float(ranks[within].max())
 
     fastest = limits_of(field, _SHARES).tolist()
-    promising = sorted(fastest, key=promised_ns)
+    promising = sorted(fastest, key=promised_ns) if len(fastest) > 1 else fastest
     limits = dict.fromkeys(chain.from_iterable(zip(promising, fastest, strict=True)))
     return np.array([(limit, most) for limit in limits for most in each], np.int64).reshape(-1, 2)
 
@@ -213,18 +223,17 @@ class _Found:
     def forwarding(self, free: Lines) -> Forwarding:
         """Return all of it."""
         lot, forest, groups = self._lot, self._forest, int(self._forest.counts[1])
-        ends = [*range(1, lot.fixed + 1), *forest.ends[:groups].tolist()]
+        until = [*range(lot.fixed + 1), *forest.ends[:groups].tolist()]
         last = forest.last[:groups]
         arrive_ns = forest.streams.end_ns[last] + self._world.routes.latency_ns[forest.streams.route[last]]
         arrivals = np.concatenate([self._fixed.arrive_ns, arrive_ns])
-        begins = [0, *ends[:-1]]
         return Forwarding(
             shape=Shape.TREE if groups < len(lot.updates) - lot.fixed else Shape.DIRECT,
-            arrive_ns=np.repeat(arrivals, np.diff([0, *ends])),
-            groups=list(zip(begins, ends, strict=True)),
+            arrive_ns=np.repeat(arrivals, np.diff(until)),
+            until=until,
             last=[*range(lot.fixed), *(last + lot.fixed).tolist()],
             transfers=Lazy(lot.fixed + self._count, self._transfer),
-            lines=free,
+            lines=lambda: free,
         )
 
     def _transfer(self, i: int) -> Transfer:
@@ -282,8 +291,7 @@ def warm() -> None:
     for host in "abs":
         network.add_host(host)
     world = World(network, ["a", "b"], ["s", "a", "b"])
-    updates = [UpdateId(host, 0, 0) for host in "ab"]
-    bits, ready_ns = np.full(2, 8000, np.int64), np.zeros(2, np.int64)
-    lot = Lot(updates, ["a", "b"], bits, ready_ns, 0, None, [True, True])
+    updates, zeros = [UpdateId(host, 0, 0) for host in "ab"], np.zeros(2, np.int64)
+    lot = Lot(updates, np.arange(2), np.full(2, 8000, np.int64), zeros, 0, zeros, None)
     state = FabricState(now_ns=0, server="s", aggregators=(Aggregator(host="a"), Aggregator(host="b")))
     forward_trees(lot, world, state, PlannerConfig(objective=Objective.LAST_COMMIT, chunk_bytes=100))

@@ -1,77 +1,40 @@
-"""The input and the result of the ways of forwarding (direct, trees)."""
+"""The result of the ways of forwarding (direct, trees)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import Ints, Lines
 from mlfabric.planning.plan import Transfer
 from mlfabric.planning.problem import Objective, Shape
-from mlfabric.planning.profiles import Profiles
-from mlfabric.protocol import UpdateId
 
-__all__ = ["Forwarding", "Lot"]
+__all__ = ["Forwarding"]
 
 
-class Lot(NamedTuple):
-    """Updates in the order in which they are to be committed, to one destination; lists and columns by place.
-
-    ``fixed``: how many of the first go directly in any plan (the last of them is in flight already).
-    ``direct``: each one's profile if it goes directly, found by the ordering, as columns; None to plan them in this
-    order.
-    ``planned``: False for updates in flight before, whose profiles are reserved already.
-    """
-
-    updates: Sequence[UpdateId]
-    sources: Sequence[str]
-    bits: Ints
-    ready_ns: Ints
-    fixed: int
-    direct: Profiles | None
-    planned: Sequence[bool]
-
-    def part(self, begin: int, end: int) -> Lot:
-        """Return the updates at some places; the fixed ones are among the first."""
-        return Lot(
-            updates=self.updates[begin:end],
-            sources=self.sources[begin:end],
-            bits=self.bits[begin:end],
-            ready_ns=self.ready_ns[begin:end],
-            fixed=0 if begin else self.fixed,
-            direct=None if begin else self.direct,
-            planned=self.planned[begin:end],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forwarding:
+class Forwarding(NamedTuple):
     """One way to bring a lot to its destination.
 
     Args:
         arrive_ns: by place, when its group has arrived.
-        groups: (first, end) places of each group; a group of several arrives as one sum.
+        until: where each group begins, and where the last one ends; a group of several arrives as one sum.
         last: by group, the index in ``transfers`` of the one that ends at the destination.
         transfers: in an order in which inputs come before what is made of them.
-        lines: what is free when all of them are reserved.
+        lines: returns what is free when all of them are reserved.
     """
 
     shape: Shape
     arrive_ns: Ints
-    groups: Sequence[tuple[int, int]]
+    until: Sequence[int]
     last: Sequence[int]
     transfers: Sequence[Transfer]
-    lines: Lines
+    lines: Callable[[], Lines]
 
     def cost(self, objective: Objective, now_ns: int) -> int:
         """Return the sum of commit times, or the last, from ``now_ns`` on; commits follow the order of the lot."""
-        if not len(self.arrive_ns):
-            return 0
+        commit_ns: list[int] = np.maximum.accumulate(np.maximum(self.arrive_ns, now_ns)).tolist()
         if objective is Objective.LAST_COMMIT:
-            return max(0, int(self.arrive_ns.max()) - now_ns)
-        reached, total = now_ns, 0
-        for arrive_ns in self.arrive_ns.tolist():
-            reached = max(reached, arrive_ns)
-            total += reached - now_ns
-        return total
+            return commit_ns[-1] - now_ns if commit_ns else 0
+        return sum(commit_ns) - now_ns * len(commit_ns)

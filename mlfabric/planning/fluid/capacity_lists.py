@@ -29,7 +29,6 @@ __all__ = [
     "reach",
     "room",
     "send",
-    "take",
     "take_rows",
 ]
 
@@ -195,19 +194,6 @@ def _drop_head(lines, link):
     """Move a list's head past nodes that can never be used again."""
     while lines.bps[lines.head[link]] <= 0 and lines.following[lines.head[link]] != 0:
         lines.head[link] = lines.following[lines.head[link]]
-
-
-@compiled
-def take(lines, routes, route, pieces, first):
-    """Subtract ``pieces[first:]`` from the free capacity of every link of a route; return the lines."""
-    count = len(pieces) - first
-    lines = room(lines, 2 * count * routes.hops[route])
-    for k in range(routes.hops[route]):
-        link = routes.link[route, k]
-        for i in range(first, len(pieces)):
-            subtract(lines, lines.head[link], pieces[i])
-        _drop_head(lines, link)
-    return lines
 
 
 @inner

@@ -14,25 +14,25 @@ from mlfabric.planning.positions import commit_order, worst_due
 
 __all__ = ["place", "place_over"]
 
-ROUTE, BITS, READY, DUE, NAME, FLIES = 0, 1, 2, 3, 4, 5
+ROUTE, BITS, READY, FLIES, DUE, NAME = 0, 1, 2, 3, 4, 5
 
 
 @compiled
-def _leave_crowded(columns, ends, stays, left, gone):
+def _leave_crowded(rows, ends, stays, left, gone):
     """Leave out updates that conflict with others; return how many are left out now."""
     staying = np.flatnonzero(stays)
     binds = False
     for n in range(len(staying)):
-        binds |= columns[staying[n], DUE] <= n
+        binds |= rows[DUE, staying[n]] <= n
     if not binds:
         return gone
-    order = sort_by(staying, columns[:, NAME].copy())
+    order = sort_by(staying, rows[NAME])
     order = sort_by(order, ends)
-    order = sort_by(order, -columns[:, FLIES])
+    order = sort_by(order, -rows[FLIES])
     place = np.empty(len(stays), np.int64)
     for n in range(len(order)):
         place[order[n]] = n
-    for n, q in worst_due(columns[:, DUE][staying], place[staying]):
+    for n, q in worst_due(rows[DUE][staying], place[staying]):
         rank = order[n]
         stays[rank] = False
         left[gone, 0], left[gone, 1], left[gone, 2] = rank, q, ends[rank]
@@ -73,38 +73,36 @@ def _listed(ranks, found, pieces):
 
 @compiled
 @entry
-def place_over(lines, routes, columns):
+def place_over(lines, routes, rows):
     """Order a batch.
 
     Args:
         lines: a copy of its own; reservations are made on them.
-        columns: a row for each update, by rank: its route, bits, when it is ready (in flight: when it ends), last
-            position (ascending; beyond all for none), place among all names, and 1 if it is in flight, without bits.
+        rows: by rank, each update's route, bits, when it is ready, 1 if it is in flight (then without bits, and ready
+            when it ends), last position (ascending; beyond all for none), and place among all names.
 
     Returns:
         Ranks by position; when each ends, the pieces of all, and where those of each begin; rows of those that are left
         (rank, position for which others compete or 0, when it would end); and up to which last position it
         decided what was reserved first.
     """
-    count, gone = len(columns), 0
+    count, gone = rows.shape[1], 0
     left = np.zeros((count, 3), np.int64)
-    due = columns[:, DUE].copy()
-    routes, transfers = compared(
-        lines, routes, columns[:, ROUTE].copy(), columns[:, BITS].copy(), columns[:, READY].copy()
-    )
+    due = rows[DUE]
+    routes, transfers = compared(lines, routes, rows[ROUTE], rows[BITS], rows[READY])
     ends = solo_ends(lines, routes, transfers)
     stays = ends < HORIZON_NS
     for rank in range(count):
         if not stays[rank]:
             left[gone, 0] = rank
             gone += 1
-    gone = _leave_crowded(columns, ends, stays, left, gone)
+    gone = _leave_crowded(rows, ends, stays, left, gone)
     staying = np.flatnonzero(stays)
-    waiting = staying[columns[:, FLIES][staying] == 0]
+    waiting = staying[rows[FLIES][staying] == 0]
     members, first = _batches(transfers, due, waiting, len(staying))
     found, pieces = reserve(lines, routes, transfers, members, first, ends)
     for rank in range(count):
-        if columns[rank, FLIES] == 1:
+        if rows[FLIES, rank] == 1:
             found.end_ns[rank] = ends[rank]
         elif stays[rank] and found.end_ns[rank] >= HORIZON_NS:
             stays[rank] = False
@@ -121,7 +119,7 @@ def place_over(lines, routes, columns):
 
 @compiled
 @entry
-def place(packed, columns):
+def place(packed, rows):
     """Do as ``place_over`` for a network that was packed for ``unpacked``."""
     lines, routes = unpacked(packed)
-    return place_over(lines, routes, columns)
+    return place_over(lines, routes, rows)

@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork, send, take
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork, send, take_rows
 from mlfabric.planning.fluid.jit import compiled, entry
+from mlfabric.planning.fluid.reserving import nothing_found, reserve_one
+from mlfabric.planning.fluid.shortest import Transfers
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
 
-__all__ = ["Streams", "make_streams", "run_all", "run_streams", "send_fixed"]
+__all__ = ["Streams", "make_streams", "reserve_given", "run_all", "run_streams", "send_each"]
 
 
 class Streams(NamedTuple):
@@ -116,27 +118,27 @@ def run_all(lines, routes, streams, count, chunk_bits):
 
 @compiled
 @entry
-def send_fixed(lines, routes, route, bits, ready_ns, reserved, given):
-    """Send updates directly, in turn, or reserve the profiles that they have.
-
-    Args:
-        reserved: by update, 1 if its profile is reserved already.
-        given: rows (update, start, end, bps) of the profiles that they have; without any, all are planned here.
+def send_each(lines, routes, route, bits, ready_ns):
+    """Send updates directly, in turn.
 
     Returns:
-        Ends, pieces as rows, the first row of each, and what is left free.
+        Ends (HORIZON_NS for never), pieces as rows, the first row of each, and what is left free.
     """
-    count, row = len(route), 0
-    end_ns, first, pieces = ready_ns.copy(), np.zeros(count + 1, np.int64), no_pieces()
-    lines = fork(lines, 8 * count)
+    count, used = len(route), 0
+    (found, pieces), first = nothing_found(count), np.zeros(count + 1, np.int64)
+    transfers, lines = Transfers(route, bits, ready_ns, bits, route), fork(lines, 8 * count)
     for i in range(count):
-        if len(given) == 0 and reserved[i] == 0:
-            end_ns[i], lines = send(lines, routes, route[i], bits[i], ready_ns[i], pieces)
-        while row < len(given) and given[row, 0] == i:
-            pieces.append((given[row, 1], given[row, 2], given[row, 3]))
-            end_ns[i] = given[row, 2]
-            row += 1
-        if len(given) > 0 and reserved[i] == 0:
-            lines = take(lines, routes, route[i], pieces, first[i])
-        first[i + 1] = len(pieces)
-    return end_ns, rows_of(pieces), first, lines
+        lines, pieces, used = reserve_one(lines, routes, transfers, i, found, pieces, used)
+        first[i + 1] = used
+    return found.end_ns, pieces[:used], first, lines
+
+
+@compiled
+@entry
+def reserve_given(lines, routes, route, flies, pieces, first):
+    """Reserve profiles ``pieces[first[i] : first[i + 1]]``, but not of updates in flight; return what is left free."""
+    lines = fork(lines, 2 * len(pieces) * routes.link.shape[1])
+    for i in range(len(route)):
+        if flies[i] == 0:
+            take_rows(lines, routes, route[i], pieces[first[i] : first[i + 1]], first[i + 1] - first[i])
+    return lines

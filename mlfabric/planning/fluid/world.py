@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlfabric.network import CORE, LinkId, Network, Path
 from mlfabric.planning.fluid.capacity_lists import Ints, Lines, Routes
@@ -18,7 +19,8 @@ __all__ = ["World"]
 class World:
     """Every path from some hosts to some hosts, numbered, and what is free on their links.
 
-    The route from ``sources[i]`` to ``destinations[j]`` is ``i * len(destinations) + j``; ``route`` finds it by names.
+    The route from ``sources[i]`` to ``destinations[j]`` is ``i * len(destinations) + j``; ``route`` finds it by names,
+    ``routes_from`` by the numbers of sources.
     ``lines`` is a new copy: kernels may change it (and return larger ones); the network never changes.
 
     Raises:
@@ -43,26 +45,35 @@ class World:
         """Return the number of the route between two hosts."""
         return self._source[source] * len(self._destinations) + self._destination[destination]
 
-    def routes_from(self, sources: Sequence[str], destination: str) -> Ints:
+    def numbers(self, sources: Iterable[str]) -> list[int]:
+        """Return the numbers of some sources."""
+        return list(map(self._source.__getitem__, sources))
+
+    def routes_from(self, sources: Ints, destination: str) -> Ints:
         """Return the numbers of the routes from some sources to a destination."""
-        rows = np.fromiter(map(self._source.__getitem__, sources), np.int64, len(sources))
-        return rows * len(self._destinations) + self._destination[destination]
+        return sources * len(self._destinations) + self._destination[destination]
+
+    def routes_between(self, sources: Ints, destinations: Sequence[str]) -> NDArray[np.int64]:
+        """Return the numbers of the routes from some sources to each of some destinations."""
+        columns = np.array([self._destination[name] for name in destinations], np.int64)
+        return np.add.outer(sources * len(self._destinations), columns)
 
     @property
     def destinations(self) -> int:
         """How many there are, so how many routes each source has."""
         return len(self._destinations)
 
-    def by_source(self, values: Mapping[str, int]) -> Ints:
-        """Return a value for each source, in the order of their routes; 0 for a source without one."""
-        return np.array([values.get(source, 0) for source in self._sources], np.int64)
+    @property
+    def sources(self) -> int:
+        """How many there are."""
+        return len(self._sources)
 
-    def toward(self, sources: Sequence[str], destination: str) -> tuple[Routes, Lines]:
-        """Return just the routes from some sources to a destination, in this order, and a fresh copy of the lines."""
-        rows = self.routes_from(sources, destination)
+    def toward(self, destination: str, count: int) -> tuple[Lines, Routes]:
+        """Return a fresh copy of the lines, and just the routes from the first ``count`` sources to a destination."""
+        rows = self.routes_from(np.arange(count), destination)
         link, hops, latency_ns, cursor = self.routes
         routes = Routes(link[rows], hops[rows], latency_ns[rows], np.zeros_like(cursor))
-        return routes, Lines(*(column.copy() for column in self.lines))
+        return Lines(*(column.copy() for column in self.lines)), routes
 
     def path(self, route: int) -> Path:
         """Return the links of a route."""
@@ -110,8 +121,8 @@ def _graph(
 def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:
     """Lay residual capacities out as linked lists; below zero counts as zero."""
     found = network.free_lines(links)
-    until = np.array([0, *accumulate(len(line.values) for line in found)], np.int64)
-    times = np.fromiter(chain.from_iterable(line.times for line in found), np.int64, int(until[-1]) + len(found))
-    values = np.fromiter(chain.from_iterable(line.values for line in found), np.int64, int(until[-1]))
+    until = np.array([0, *accumulate([len(line.values) for line in found])], np.int64)
+    times = np.array([at_ns for line in found for at_ns in line.times], np.int64)
+    values = np.array([bps for line in found for bps in line.values], np.int64)
     at_ns, bps, following = listed(times, values, until)
     return Lines(at_ns, bps, following, until[-1:] + 1, until[:-1] + 1)
