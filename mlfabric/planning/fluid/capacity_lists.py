@@ -20,12 +20,13 @@ from mlfabric.planning.fluid.jit import compiled, inner, lean
 __all__ = [
     "HORIZON_NS",
     "MOST_BPS",
+    "NO_ROOM",
     "Ints",
     "Lines",
     "Routes",
-    "all_pieces",
     "flow",
     "fork",
+    "grown",
     "reach",
     "room",
     "send",
@@ -38,6 +39,7 @@ HORIZON_NS = 1 << 62
 SECOND_NS = 10**9
 MOST_SECONDS = HORIZON_NS // SECOND_NS
 MOST_BPS = 1 << 43
+NO_ROOM = -1
 FEW_BITS = 9 * 10**9
 
 
@@ -136,14 +138,6 @@ def reach(lines, routes, route, cap_bps, bits, ready_ns):
     return flow(lines, routes, route, cap_bps, bits, ready_ns, routes.link, 0)[0]
 
 
-@compiled
-def all_pieces(lines, routes, route, bits, ready_ns, count):
-    """An array with all pieces of a transfer, whose number is known."""
-    out = np.empty((count, 3), np.int64)
-    flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, count)
-    return out
-
-
 @inner
 def split(lines, node, at_ns):
     """The node that begins at an instant within ``node``'s span; it is made if it does not exist."""
@@ -206,20 +200,28 @@ def take_rows(lines, routes, route, out, count):
         _drop_head(lines, link)
 
 
-@compiled
-def send(lines, routes, route, bits, ready_ns, pieces):
-    """Plan and reserve one transfer; return when it ends and the lines. One that never ends reserves nothing."""
-    out = np.empty((8, 3), np.int64)
-    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, out, len(out))
+@lean
+def send(lines, routes, route, bits, ready_ns, pieces, used):
+    """Plan and reserve one transfer; return when it ends, and the row after its pieces, which begin at row ``used``.
+
+    One that never ends reserves nothing. Nor does one for whose pieces or nodes there is no room: it ends at NO_ROOM.
+    """
+    left = len(pieces) - used
+    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, pieces[used:], left)
     if end_ns >= HORIZON_NS:
-        return HORIZON_NS, lines
-    if count > len(out):
-        out = all_pieces(lines, routes, route, bits, ready_ns, count)
-    lines = room(lines, 2 * count * routes.hops[route])
-    take_rows(lines, routes, route, out, count)
-    for i in range(count):
-        pieces.append((out[i, 0], out[i, 1], out[i, 2]))
-    return end_ns, lines
+        return end_ns, used
+    if count > left or lines.used[0] + 2 * count * routes.hops[route] > len(lines.at_ns):
+        return NO_ROOM, used
+    take_rows(lines, routes, route, pieces[used:], count)
+    return end_ns, used + count
+
+
+@compiled
+def grown(lines, pieces, used):
+    """The same lines, and the first rows of pieces, with twice the room."""
+    former, pieces = pieces, np.empty((2 * len(pieces) + 4, 3), np.int64)
+    pieces[:used] = former[:used]
+    return room(lines, len(lines.at_ns)), pieces
 
 
 @compiled

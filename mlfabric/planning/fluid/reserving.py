@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, flow, reach, room, take_rows
-from mlfabric.planning.fluid.jit import compiled, entry, lean
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, NO_ROOM, Ints, grown, reach, room, send
+from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.shortest import plant, remove, shortest
 
 __all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]
@@ -45,28 +45,19 @@ def try_one(lines, routes, transfers, i, found, pieces, used):
 
     Its pieces begin at row ``used``.
     """
-    route, bits, ready_ns, left = transfers.route[i], transfers.bits[i], transfers.ready_ns[i], len(pieces) - used
-    end_ns, count = flow(lines, routes, route, MOST_BPS, bits, ready_ns, pieces[used:], left)
-    if end_ns >= HORIZON_NS:
-        return used, True
-    after, nodes = used + count, lines.used[0] + 2 * count * routes.hops[route]
-    if count > left or nodes > len(lines.at_ns):
-        return after, False
-    take_rows(lines, routes, route, pieces[used:after], count)
-    found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
-    return after, True
+    end_ns, after = send(lines, routes, transfers.route[i], transfers.bits[i], transfers.ready_ns[i], pieces, used)
+    if end_ns != NO_ROOM:
+        found.end_ns[i], found.first[i], found.until[i] = end_ns, used, after
+    return after, end_ns != NO_ROOM
 
 
 @compiled
 def reserve_one(lines, routes, transfers, i, found, pieces, used):
     """Reserve a transfer if it ends; return the lines, the pieces, and how many of these are in use."""
     after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
-    if not had_room:
-        lines = room(lines, 2 * (after - used) * routes.hops[transfers.route[i]])
-        if after > len(pieces):
-            former, pieces = pieces, np.empty((2 * after, 3), np.int64)
-            pieces[:used] = former[:used]
-        try_one(lines, routes, transfers, i, found, pieces, used)
+    while not had_room:
+        lines, pieces = grown(lines, pieces, used)
+        after, had_room = try_one(lines, routes, transfers, i, found, pieces, used)
     return lines, pieces, after
 
 

@@ -7,9 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, Ints, Lines, Routes, fork, reach, send
-from mlfabric.planning.fluid.jit import compiled, entry, lean
-from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
+from mlfabric.planning.fluid.capacity_lists import (
+    HORIZON_NS,
+    MOST_BPS,
+    NO_ROOM,
+    Ints,
+    Lines,
+    Routes,
+    fork,
+    grown,
+    reach,
+    send,
+)
+from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, rates_of
 
 __all__ = ["BY_SERVER", "Handing", "spread", "warm"]
 
@@ -49,13 +60,13 @@ class Held(NamedTuple):
     given: Ints
 
 
-@compiled
+@lean
 def bits_of(handing, item):
     """The bits that an item (a get, or ~distributor) is sent."""
     return handing.scalars[0] if item < 0 else handing.bits[item]
 
 
-@compiled
+@lean
 def route_to(handing, item, by):
     """The route over which an item is reached from the server or a distributor."""
     if by == BY_SERVER:
@@ -63,7 +74,7 @@ def route_to(handing, item, by):
     return handing.between[by, ~item] if item < 0 else handing.onward[by, item]
 
 
-@compiled
+@lean
 def chunk_there(routes, handing, held, by, pieces):
     """When a distributor has the first chunk of the model."""
     first, until, arrive_ns = held.first[by], held.until[by], held.arrive_ns[by]
@@ -71,7 +82,7 @@ def chunk_there(routes, handing, held, by, pieces):
     return chunk_arrival(pieces, first, until, bits, latency_ns, arrive_ns, handing.scalars[3])
 
 
-@compiled
+@lean
 def stream_start(lines, routes, handing, held, by, route, start_ns, pieces, rates):
     """When a distributor that has a first chunk may begin to send its model over a route."""
     first, until, arrive_ns = held.first[by], held.until[by], held.arrive_ns[by]
@@ -98,7 +109,7 @@ def may_beat(lines, routes, handing, route, bits, start_ns, arrive_ns, best_ns):
     return reach(lines, routes, route, MOST_BPS, kept, arrive_ns) + latency_ns < best_ns
 
 
-@compiled
+@lean
 def best_holder(lines, routes, handing, held, holders, item, pieces, rates):
     """The source from which an item arrives first (of several the server, or the oldest holder), and its start."""
     route = route_to(handing, item, BY_SERVER)
@@ -122,32 +133,22 @@ def best_holder(lines, routes, handing, held, holders, item, pieces, rates):
     return by, start_ns, best_ns
 
 
-@compiled
-def answer_own(handing, j, arrive_ns, answered_ns, pieces, rows):
-    """Note that gets on a distributor's host are answered when it has the model."""
+@lean
+def add_row(rows, count, what, by, ready_ns, end_ns, first, until):
+    """Append a row: get or ~distributor, source, ready, end, first piece, one after; return how many there are."""
+    rows[count, 0], rows[count, 1], rows[count, 2], rows[count, 3] = what, by, ready_ns, end_ns
+    rows[count, 4], rows[count, 5] = first, until
+    return count + 1
+
+
+@lean
+def answer_own(handing, j, arrive_ns, answered_ns, used, rows, count):
+    """Note that gets on a distributor's host are answered when it has the model; return how many rows there are."""
     for g in range(len(handing.own)):
         if handing.own[g] == j:
             answered_ns[g] = arrive_ns
-            rows.append((g, j, arrive_ns, arrive_ns, len(pieces), len(pieces)))
-
-
-@compiled
-def sent(lines, routes, route, bits, ready_ns, pieces, rows, what, by):
-    """Reserve one transfer and append its row: get or ~distributor, source, ready, end, first piece, one after."""
-    first = len(pieces)
-    end_ns, lines = send(lines, routes, route, bits, ready_ns, pieces)
-    rows.append((what, by, ready_ns, end_ns, first, len(pieces)))
-    return lines
-
-
-@compiled
-def table(found):
-    """Rows of numbers as an array."""
-    rows = np.empty((len(found), len(found[0])), np.int64)
-    for i in range(len(found)):
-        for j in range(len(found[0])):
-            rows[i, j] = found[i][j]
-    return rows
+            count = add_row(rows, count, g, j, arrive_ns, arrive_ns, used, used)
+    return count
 
 
 @compiled
@@ -155,30 +156,39 @@ def table(found):
 def spread(lines, routes, handing, items):
     """Serve items (gets, or ~distributor) in turn, each from the source from which it arrives first.
 
-    Returns by get when it is answered (HORIZON_NS for never; then none after it is answered), rows as in ``sent``, and
-    pieces; row 0 of both tables means nothing.
+    Returns by get when it is answered (HORIZON_NS for never; then none after it is answered), rows as in ``add_row``,
+    and pieces; row 0 of both tables means nothing.
     """
-    pieces, rows, rates, used = [(0, 0, 0)], [(0, 0, 0, 0, 0, 0)], no_pieces(), 0
+    lines, pieces = fork(lines, 16 * len(items) + 64), np.zeros((4 * len(items) + 1, 3), np.int64)
+    rates, rows = (
+        np.empty((len(lines.at_ns) + 2, 3), np.int64),
+        np.zeros((len(items) + len(handing.own) + 1, 6), np.int64),
+    )
     columns, holders = np.zeros((6, len(handing.model)), np.int64), np.empty(len(handing.model), np.int64)
     held = Held(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5])
-    answered_ns, lines = np.full(len(handing.own), HORIZON_NS), fork(lines, 16 * len(items) + 64)
+    answered_ns, holding, used, count = np.full(len(handing.own), HORIZON_NS), 0, 1, 1
     for item in items:
-        by, start_ns, arrive_ns = best_holder(lines, routes, handing, held, holders[:used], item, pieces, rates)
+        by, start_ns, arrive_ns = best_holder(lines, routes, handing, held, holders[:holding], item, pieces, rates)
         if arrive_ns >= HORIZON_NS:
             break
-        route, first = route_to(handing, item, by), len(pieces)
-        lines = sent(lines, routes, route, bits_of(handing, item), start_ns, pieces, rows, item, by)
+        route, bits, first = route_to(handing, item, by), bits_of(handing, item), used
+        end_ns, used = send(lines, routes, route, bits, start_ns, pieces, first)
+        while end_ns == NO_ROOM:
+            lines, pieces = grown(lines, pieces, first)
+            rates = np.empty((len(lines.at_ns) + 2, 3), np.int64)
+            end_ns, used = send(lines, routes, route, bits, start_ns, pieces, first)
+        count = add_row(rows, count, item, by, start_ns, end_ns, first, used)
         if by != BY_SERVER:
             held.given[by] += 1
         if item >= 0:
             answered_ns[item] = arrive_ns
         else:
             j = ~item
-            holders[used], used = j, used + 1
-            held.route[j], held.first[j], held.until[j], held.arrive_ns[j] = route, first, len(pieces), arrive_ns
+            holders[holding], holding = j, holding + 1
+            held.route[j], held.first[j], held.until[j], held.arrive_ns[j] = route, first, used, arrive_ns
             held.there_ns[j] = chunk_there(routes, handing, held, j, pieces)
-            answer_own(handing, j, arrive_ns, answered_ns, pieces, rows)
-    return answered_ns, table(rows), table(pieces)
+            count = answer_own(handing, j, arrive_ns, answered_ns, used, rows, count)
+    return answered_ns, rows[:count], pieces[:used]
 
 
 def warm() -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork, send, take_rows
-from mlfabric.planning.fluid.jit import compiled, entry
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, NO_ROOM, Ints, Lines, fork, grown, send, take_rows
+from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.reserving import nothing_found, reserve_one
 from mlfabric.planning.fluid.shortest import Transfers
-from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, no_pieces, rates_of
+from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, rates_of
 
-__all__ = ["Streams", "make_streams", "reserve_given", "run_all", "run_streams", "send_each"]
+__all__ = ["Streams", "make_ground", "make_streams", "reserve_given", "run_all", "run_streams", "send_each"]
 
 
 class Streams(NamedTuple):
@@ -40,6 +41,14 @@ class Streams(NamedTuple):
     sibling: Ints
 
 
+class Ground(NamedTuple):
+    """What streams are planned on: what is free, room for the rows of their pieces, and for the rates of a path."""
+
+    lines: Lines
+    pieces: NDArray[np.int64]
+    rates: NDArray[np.int64]
+
+
 @compiled
 @entry
 def make_streams(count, places):
@@ -51,7 +60,7 @@ def make_streams(count, places):
     )  # fmt: skip
 
 
-@compiled
+@lean
 def after_inputs(lines, routes, streams, i, chunk_bits, pieces, rates):
     """The earliest start of a stream."""
     start_ns, latest_ns = streams.ready_ns[i], 0
@@ -80,40 +89,47 @@ def after_inputs(lines, routes, streams, i, chunk_bits, pieces, rates):
 
 
 @compiled
-def run_streams(lines, routes, streams, begin, end, chunk_bits, pieces, rates):
-    """Plan and reserve ``streams[begin:end]``; return if all of them end, and the lines."""
+def make_ground(lines, streams, used):
+    """A copy of the lines with room for some streams, whose pieces begin at row ``used``."""
+    lines = fork(lines, 16 * streams)
+    return Ground(lines, np.empty((used + 4 * streams, 3), np.int64), np.empty((len(lines.at_ns) + 2, 3), np.int64))
+
+
+@lean
+def _run_while_room(lines, routes, streams, begin, end, chunk_bits, pieces, rates):
+    """Plan and reserve streams until one never ends or there is no room for it; return that one, else ``end``."""
     for i in range(begin, end):
-        streams.first[i] = len(pieces)
         streams.start_ns[i] = after_inputs(lines, routes, streams, i, chunk_bits, pieces, rates)
-        streams.end_ns[i], lines = send(
-            lines, routes, streams.route[i], streams.bits[i], streams.start_ns[i], pieces
+        streams.end_ns[i], streams.first[i + 1] = send(
+            lines, routes, streams.route[i], streams.bits[i], streams.start_ns[i], pieces, streams.first[i]
         )  # fmt: skip
-        streams.first[i + 1] = len(pieces)
-        if streams.end_ns[i] >= HORIZON_NS:
-            return False, lines
+        if streams.end_ns[i] >= HORIZON_NS or streams.end_ns[i] == NO_ROOM:
+            return i
         place = streams.reaches[i]
         streams.sibling[i] = streams.arriving[place]
         streams.arriving[place] = i
-    return True, lines
+    return end
 
 
 @compiled
-def rows_of(pieces):
-    """A list of pieces as rows (start, end, bps)."""
-    rows = np.empty((len(pieces), 3), np.int64)
-    for i in range(len(pieces)):
-        rows[i, 0], rows[i, 1], rows[i, 2] = pieces[i]
-    return rows
+def run_streams(ground, routes, streams, begin, end, chunk_bits):
+    """Plan and reserve ``streams[begin:end]``; return if all of them end, and the ground."""
+    lines, pieces, rates = ground
+    at = _run_while_room(lines, routes, streams, begin, end, chunk_bits, pieces, rates)
+    while at < end and streams.end_ns[at] == NO_ROOM:
+        lines, pieces = grown(lines, pieces, streams.first[at])
+        rates = np.empty((len(lines.at_ns) + 2, 3), np.int64)
+        at = _run_while_room(lines, routes, streams, at, end, chunk_bits, pieces, rates)
+    return at == end, Ground(lines, pieces, rates)
 
 
 @compiled
 @entry
 def run_all(lines, routes, streams, count, chunk_bits):
     """Plan the first ``count`` streams on a copy of the lines; return their pieces as rows, and what is left free."""
-    lines, pieces = fork(lines, 16 * count), no_pieces()
     streams.arriving[:] = -1
-    _, lines = run_streams(lines, routes, streams, 0, count, chunk_bits, pieces, no_pieces())
-    return rows_of(pieces), lines
+    _, ground = run_streams(make_ground(lines, count, 0), routes, streams, 0, count, chunk_bits)
+    return ground.pieces[: streams.first[count]], ground.lines
 
 
 @compiled

@@ -7,25 +7,17 @@ later it starts, the less it has sent by any instant. So there is an earliest st
 input. It is found in one pass: from the arrival of a first chunk on, both curves are linear between their breakpoints,
 so wherever the stream is ahead at a breakpoint, its start is moved by the time in which its path sends the surplus.
 
-Amounts are pairs: whole bits, and billionths of a bit. Times of the path's rates come as a list of (start, end, bps).
+Amounts are pairs: whole bits, and billionths of a bit. Pieces, and the path's rates, are rows (start, end, bps).
 """
 
 from __future__ import annotations
 
 from mlfabric.planning.fluid.capacity_lists import MOST_SECONDS, SECOND_NS, duration, seek
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import lean
 
-__all__ = ["chunk_arrival", "earliest_start", "no_pieces", "rates_of"]
+__all__ = ["chunk_arrival", "earliest_start", "rates_of"]
 
 MOST_BITS = 1 << 60  # of one step of the comparison, so that sums stay below 2**63
-
-
-@compiled
-def no_pieces():
-    """An empty list of pieces."""
-    pieces = [(0, 0, 0)]
-    pieces.pop()
-    return pieces
 
 
 @lean
@@ -44,15 +36,18 @@ def more(bits, nano, bps, span_ns):
     return bits + added_bits + nano // SECOND_NS, nano % SECOND_NS
 
 
-@compiled
+@lean
 def rates_of(lines, routes, route, from_ns, until_ns, rates):
-    """What a route can carry within ``[from_ns, until_ns)``: fill ``rates`` with (start, end, bps), without gaps."""
-    rates.clear()
-    hops, cursor, now = routes.hops[route], routes.cursor, from_ns
+    """What a route can carry within ``[from_ns, until_ns)``: fill rows of ``rates``, without gaps.
+
+    There are fewer of them than nodes in use, and one more.
+    """
+    hops, cursor, now, count = routes.hops[route], routes.cursor, from_ns, 0
     for k in range(hops):
         now = max(now, lines.at_ns[lines.head[routes.link[route, k]]])
     if now > from_ns:
-        rates.append((from_ns, now, 0))
+        rates[0, 0], rates[0, 1], rates[0, 2] = from_ns, now, 0
+        count = 1
     for k in range(hops):
         cursor[k] = seek(lines, lines.head[routes.link[route, k]], now)
     while now < until_ns:
@@ -60,21 +55,21 @@ def rates_of(lines, routes, route, from_ns, until_ns, rates):
         for k in range(1, hops):
             bps = min(bps, lines.bps[cursor[k]])
             change = min(change, lines.at_ns[lines.following[cursor[k]]])
-        rates.append((now, change, bps))
-        now = change
+        rates[count, 0], rates[count, 1], rates[count, 2] = now, change, bps
+        now, count = change, count + 1
         for k in range(hops):
             if lines.at_ns[lines.following[cursor[k]]] == now:
                 cursor[k] = lines.following[cursor[k]]
 
 
-@compiled
+@lean
 def chunk_arrival(pieces, first, end, bits, latency_ns, arrive_ns, chunk_bits):
     """When the first chunk of an input of ``bits``, ``pieces[first:end]``, is there; if it is no larger, all of it."""
     if bits <= chunk_bits:
         return arrive_ns
     left_bits, left_nano = chunk_bits, 0
     while first < end:
-        start_ns, until, bps = pieces[first]
+        start_ns, until, bps = pieces[first, 0], pieces[first, 1], pieces[first, 2]
         needed = duration(bps, left_bits, left_nano)
         if needed <= until - start_ns:
             return start_ns + needed + latency_ns
@@ -86,16 +81,16 @@ def chunk_arrival(pieces, first, end, bits, latency_ns, arrive_ns, chunk_bits):
     return arrive_ns
 
 
-@compiled
+@lean
 def catch_up(rates, at, start_ns, bits, nano):
     """The first instant by which an amount has passed since ``start_ns``, its row in ``rates``, what passed beyond.
 
     The amount does pass before the rates end.
     """
-    while rates[at][1] <= start_ns:
+    while rates[at, 1] <= start_ns:
         at += 1
     while True:
-        now, until, bps = max(start_ns, rates[at][0]), rates[at][1], rates[at][2]
+        now, until, bps = max(start_ns, rates[at, 0]), rates[at, 1], rates[at, 2]
         if bps > 0:
             needed = duration(bps, bits, nano)
             if needed <= until - now:
@@ -111,20 +106,20 @@ def catch_up(rates, at, start_ns, bits, nano):
         at += 1
 
 
-@compiled
+@lean
 def arrived_by(pieces, first, end, latency_ns, at_ns):
     """How much of ``pieces[first:end]`` has arrived by an instant, and the first piece that has not fully arrived."""
     bits, nano = 0, 0
-    while first < end and pieces[first][0] + latency_ns < at_ns:
-        until = min(pieces[first][1] + latency_ns, at_ns)
-        bits, nano = more(bits, nano, pieces[first][2], until - pieces[first][0] - latency_ns)
+    while first < end and pieces[first, 0] + latency_ns < at_ns:
+        until = min(pieces[first, 1] + latency_ns, at_ns)
+        bits, nano = more(bits, nano, pieces[first, 2], until - pieces[first, 0] - latency_ns)
         if until == at_ns:
             break
         first += 1
     return bits, nano, first
 
 
-@compiled
+@lean
 def earliest_start(rates, start_ns, pieces, first, end, bits, latency_ns, arrive_ns, chunk_bits):
     """The first instant from ``start_ns`` on from which a greedy stream never overtakes one input.
 
@@ -137,18 +132,18 @@ def earliest_start(rates, start_ns, pieces, first, end, bits, latency_ns, arrive
     got_bits, got_nano, piece = arrived_by(pieces, first, end, latency_ns, start_ns)
     sent_bits, sent_nano, now, at, behind = 0, 0, start_ns, 0, 0
     while now < arrive_ns:
-        while rates[at][1] <= now:
+        while rates[at, 1] <= now:
             at += 1
-        bps, arriving_bps = rates[at][2], 0
-        until = min(rates[at][1], arrive_ns)
-        if piece < end and pieces[piece][1] + latency_ns <= now:
+        bps, arriving_bps = rates[at, 2], 0
+        until = min(rates[at, 1], arrive_ns)
+        if piece < end and pieces[piece, 1] + latency_ns <= now:
             piece += 1
         if piece < end:
-            if pieces[piece][0] + latency_ns <= now:
-                arriving_bps = pieces[piece][2]
-                until = min(until, pieces[piece][1] + latency_ns)
+            if pieces[piece, 0] + latency_ns <= now:
+                arriving_bps = pieces[piece, 2]
+                until = min(until, pieces[piece, 1] + latency_ns)
             else:
-                until = min(until, pieces[piece][0] + latency_ns)
+                until = min(until, pieces[piece, 0] + latency_ns)
         if bps > 0:
             until = min(until, now + min(MOST_SECONDS, MOST_BITS // bps) * SECOND_NS)
         sent_bits, sent_nano = more(sent_bits, sent_nano, bps, until - now)

@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints, fork
-from mlfabric.planning.fluid.jit import compiled, entry, lean
+from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints
+from mlfabric.planning.fluid.jit import compiled, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
-from mlfabric.planning.fluid.stream_forest import Streams, make_streams, run_streams
-from mlfabric.planning.fluid.stream_kernel import no_pieces
+from mlfabric.planning.fluid.stream_forest import Streams, make_ground, make_streams, run_streams
 from mlfabric.planning.fluid.stream_shape import TOP, Tree, all_ready, by_begin, make_tree, shape
 
 __all__ = ["DESTINATION", "Forest", "find_forest", "is_sound"]
@@ -229,20 +228,18 @@ def together(members, first):
 
 
 @compiled
-def run_group(hunt, routes, lines, pieces, rates):
-    """Plan the group that was appended last exactly; return its end, its arrival and the lines."""
+def run_group(hunt, routes, ground):
+    """Plan the group that was appended last exactly; return its end, its arrival and the ground."""
     forest = hunt.now
     group = forest.counts[1] - 1
     begin = forest.last[group - 1] + 1 if group > 0 else 0
-    possible, lines = run_streams(
-        lines, routes, forest.streams, begin, forest.counts[0], hunt.field.scalars[2], pieces, rates
-    )  # fmt: skip
+    possible, ground = run_streams(ground, routes, forest.streams, begin, forest.counts[0], hunt.field.scalars[2])
     hunt.progress[1] += forest.counts[0] - begin
     last = forest.last[group]
     if not possible or forest.streams.end_ns[last] >= hunt.field.scalars[0] + FAR_NS:
-        return HORIZON_NS, HORIZON_NS, lines
+        return HORIZON_NS, HORIZON_NS, ground
     end_ns = forest.streams.end_ns[last]
-    return end_ns, end_ns + routes.latency_ns[forest.streams.route[last]], lines
+    return end_ns, end_ns + routes.latency_ns[forest.streams.route[last]], ground
 
 
 @lean
@@ -266,37 +263,27 @@ def keep(hunt, cost):
 
 
 @compiled
-def step_back(hunt, counts, pieces, length):
-    """Forget the group that was appended last."""
-    hunt.now.streams.arriving[counts[2] : hunt.now.counts[2]] = -1
-    hunt.now.counts[:] = counts
-    while len(pieces) > length:
-        pieces.pop()
-
-
-@compiled
-def try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, reached_ns, cost, mean):
+def try_rest(hunt, routes, lines, limit_ns, dry_ns, reached_ns, cost, mean):
     """Try the alternative that all remaining members are one group; everything else stays unchanged."""
-    first, counts, length = hunt.now.counts[3], hunt.now.counts.copy(), len(pieces)
+    first, counts, streams = hunt.now.counts[3], hunt.now.counts.copy(), hunt.now.streams
     size = len(hunt.members.host) - first
     if group_at_once(hunt, first, size, limit_ns, dry_ns):
-        lines = fork(lines, 16 * size)
-        _, arrive_ns, lines = run_group(hunt, routes, lines, pieces, rates)
+        _, arrive_ns, _ = run_group(hunt, routes, make_ground(lines, size, streams.first[counts[0]]))
         if arrive_ns < HORIZON_NS:
             commit_ns = max(reached_ns, arrive_ns)
             cost = added(cost, commit_ns - hunt.field.scalars[0], size, mean) + hunt.field.scalars[5]
             if cost < hunt.progress[0]:
                 keep(hunt, cost)
-    step_back(hunt, counts, pieces, length)
+    streams.arriving[counts[2] : hunt.now.counts[2]] = -1
+    hunt.now.counts[:] = counts
 
 
 @compiled
-def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_ns, cost, mean, pieces, rates):
+def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_ns, cost, mean):
     """Try one candidate: ``direct`` go directly, ``size`` (or as many as fit, for 0) are the first group."""
     count, now_ns = len(hunt.members.host), hunt.field.scalars[0]
     reset(hunt, fixed)
-    pieces.clear()
-    lines = fork(base, 16 * count)
+    ground = make_ground(base, count, 0)
     least_ns = scaled(
         hunt.field.into_ns[able_hosts(hunt.field)], hunt.members.bits[fixed:].min(), hunt.field.scalars[1]
     )
@@ -314,11 +301,11 @@ def try_case(hunt, routes, base, fixed, direct, size, limit_ns, dry_ns, commit_n
         else:
             wanted = fill(hunt, first, most, limit_ns, dry_ns)
         if wanted < left and most == left and first >= fixed + direct and (size == 0 or first > fixed + direct):
-            try_rest(hunt, routes, lines, pieces, rates, limit_ns, dry_ns, commit_ns, cost, mean)
+            try_rest(hunt, routes, ground.lines, limit_ns, dry_ns, commit_ns, cost, mean)
         if not group_at_once(hunt, first, wanted, limit_ns, dry_ns):
             wanted = 1
             add_direct(hunt, first)
-        end_ns, arrive_ns, lines = run_group(hunt, routes, lines, pieces, rates)
+        end_ns, arrive_ns, ground = run_group(hunt, routes, ground)
         if end_ns >= HORIZON_NS:
             return
         if wanted > 1:
@@ -343,7 +330,7 @@ def find_forest(
         choices: rows (how slow a forwarding host may be, how many hosts without an update of its group a tree may use).
         most_streams: no further candidate is begun when this many streams were planned.
     """
-    hunt, pieces, rates = make_hunt(field, members), no_pieces(), no_pieces()
+    hunt = make_hunt(field, members)
     direct, size, choice = 0, 0, 0
     for turn in range(len(choices) + 1):
         n = turn if turn < len(choices) else choice
@@ -352,8 +339,7 @@ def find_forest(
             before = hunt.progress[0]
             if hunt.progress[1] < most_streams:
                 try_case(
-                    hunt, routes, base, fixed, cases[row, 0], cases[row, 1], limit, dry_ns, commit_ns, cost, mean,
-                    pieces, rates,
+                    hunt, routes, base, fixed, cases[row, 0], cases[row, 1], limit, dry_ns, commit_ns, cost, mean
                 )  # fmt: skip
             if hunt.progress[0] < before:
                 direct, size, choice = cases[row, 0], cases[row, 1], n
@@ -365,9 +351,7 @@ def find_forest(
             before, one, two = hunt.progress[0], direct + more_direct, size + more_size
             possible = one >= 0 and two >= min(1, size) and one + max(two, 1) <= len(members.host) - fixed
             if possible and hunt.progress[1] < most_streams:
-                try_case(
-                    hunt, routes, base, fixed, one, two, limit, dry_ns, commit_ns, cost, mean, pieces, rates
-                )  # fmt: skip
+                try_case(hunt, routes, base, fixed, one, two, limit, dry_ns, commit_ns, cost, mean)
             if hunt.progress[0] < before:
                 direct, size, improved = one, two, True
     return hunt.best, hunt.progress
