@@ -43,7 +43,6 @@ def order_gets(requests: Sequence[GetCandidate], network: Network, source: str, 
         return ()
     found = place(network, [network.path(source, host) for host in routes], np.array(rows, np.int64).T.copy())
     served = [
-        GetSlot(get=ranked[rank].get, profile=found.profile(n), planned_ns=now_ns)
-        for n, rank in enumerate(found.ranks.tolist())
+        GetSlot(get=ranked[rank].get, profile=found.profile(n), planned_ns=now_ns) for n, rank in enumerate(found.ranks)
     ]
     return (*served, *(GetSlot(get=ranked[rank].get, profile=None, planned_ns=now_ns) for rank, _, _ in found.left))

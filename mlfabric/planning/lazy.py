@@ -1,4 +1,4 @@
-"""Sequences whose items are made when they are read: of a thousand plans per second most are never read."""
+"""Sequences whose items are made when they are first read: of a thousand plans per second most are never read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ T = TypeVar("T")
 
 
 class Lazy(Sequence[T]):
-    """A sequence that makes item ``i`` by ``make(i)`` each time it is asked for; it equals and prints as a tuple."""
+    """A sequence that makes item ``i`` by ``make(i)`` when it is first asked for; it equals and prints as a tuple."""
 
-    __slots__ = ("_count", "_make")
+    __slots__ = ("_count", "_made", "_make")
 
     def __init__(self, count: int, make: Callable[[int], T]) -> None:
         self._count = count
         self._make = make
+        self._made: dict[int, T] = {}
 
     def __len__(self) -> int:
         """Return how many items there are."""
@@ -32,11 +33,17 @@ class Lazy(Sequence[T]):
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         """Make one item, or a tuple of some."""
         places = range(self._count)[index]
-        return self._make(places) if isinstance(places, int) else tuple(map(self._make, places))
+        return self._item(places) if isinstance(places, int) else tuple(map(self._item, places))
 
     def __iter__(self) -> Iterator[T]:
         """Make one item after the other; an error in making one does not count as the end."""
-        return map(self._make, range(self._count))
+        return map(self._item, range(self._count))
+
+    def _item(self, place: int) -> T:
+        made = self._made
+        if place not in made:
+            made[place] = self._make(place)
+        return made[place]
 
     def __eq__(self, other: object) -> bool:
         """Compare as tuples do."""

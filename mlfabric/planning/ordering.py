@@ -86,21 +86,27 @@ class _Batch:
 
     def alone(self, network: Network, destination: str, world: World | None) -> Ordering:
         """The most frequent case: a lone update, which competes with nobody."""
-        profiles: list[Profile] = []
         for candidate in self.ranked:
             profile = candidate.in_flight or network.transfer(
                 network.path(candidate.source, destination),
                 candidate.size_bytes,
                 max(candidate.ready_ns, self.now_ns),
             )
-            if profile is None:
-                self.left.append(drop_reasons.unreachable(candidate))
-            else:
-                profiles.append(profile)
-        chosen = self.ranked[: len(profiles)]
-        lot = self._lot(chosen, _given(chosen, world.numbers), Profiles.of(profiles)) if world else None
-        slots = tuple([self._slot(c, 1, profile, 1) for c, profile in zip(chosen, profiles, strict=True)])
-        return Ordering(slots=slots, left=tuple(self.left), candidates=chosen, lot=lot)
+            if profile is not None:
+                return Ordering(
+                    slots=(self._slot(candidate, 1, profile, 1),),
+                    left=tuple(self.left),
+                    candidates=(candidate,),
+                    end_ns=(profile.end_ns,),
+                    lot=self._only((candidate,), (profile,), world),
+                )
+            self.left.append(drop_reasons.unreachable(candidate))
+        return Ordering(slots=(), left=tuple(self.left), lot=self._only((), (), world))
+
+    def _only(self, chosen: Sequence[Candidate], profiles: Sequence[Profile], world: World | None) -> Lot | None:
+        if world is None:
+            return None
+        return _columns(chosen, _given(chosen, world.numbers), Profiles.of(profiles), self.now_ns)
 
     def placed(self, network: Network, destination: str, world: World | None) -> Ordering:
         """Let the kernels place all."""
@@ -108,11 +114,12 @@ class _Batch:
         if world:
             given = _given(self.ranked, world.numbers)
             lines, routes = world.toward(destination, int(given[0].max()) + 1)
-            return self._ordering(given, place_over(lines, routes, self._rows(given, dues, names, network.floor_ns)))
+            found = place_over(lines, routes, self._rows(given, dues, names, network.floor_ns))
+            return self._ordering(found, self._lot(found, given))
         number = {host: n for n, host in enumerate(dict.fromkeys([c.source for c in self.ranked]))}
         given = _given(self.ranked, lambda sources: map(number.__getitem__, sources))
         paths = [network.path(host, destination) for host in number]
-        return self._ordering(given, place(network, paths, self._rows(given, dues, names, network.floor_ns)))
+        return self._ordering(place(network, paths, self._rows(given, dues, names, network.floor_ns)), None)
 
     def _rank(self) -> tuple[list[int], list[int]]:
         """Rank all; return, by rank, their places among all names, and their last positions."""
@@ -130,15 +137,15 @@ class _Batch:
         """Lay all out as ``fluid.order_kernel.place_over`` wants them."""
         rows = np.empty((6, len(names)), np.int64)
         rows[:4], rows[4], rows[5] = given, dues, names
-        np.clip(rows[2], max(self.now_ns, floor_ns), HORIZON_NS, out=rows[2])
+        np.minimum(np.maximum(given[2], max(self.now_ns, floor_ns)), HORIZON_NS, out=rows[2])
         for rank in np.flatnonzero(rows[3]).tolist():
             in_flight = self.ranked[rank].in_flight
             rows[:3, rank] = 0, 0, in_flight.end_ns if in_flight else 0
         return rows
 
-    def _ordering(self, given: Ints, found: Places) -> Ordering:
+    def _ordering(self, found: Places, lot: Lot | None) -> Ordering:
         """Make the result: slots and reasons are made when they are looked at."""
-        chosen = [self.ranked[rank] for rank in found.ranks.tolist()]
+        chosen = [self.ranked[rank] for rank in found.ranks]
 
         def slot(n: int) -> Slot:
             return self._slot(chosen[n], n + 1, chosen[n].in_flight or found.profile(n), found.binding)
@@ -149,24 +156,15 @@ class _Batch:
                 self.left.append(drop_reasons.crowded_out(candidate, position, end_ns - self.now_ns))
             else:
                 self.left.append(drop_reasons.unreachable(candidate))
-        profiles = found.profiles
+        slots = Lazy(len(chosen), slot)
+        return Ordering(slots=slots, left=tuple(self.left), candidates=chosen, end_ns=found.end_ns, lot=lot)
+
+    def _lot(self, found: Places, given: Ints) -> Lot:
+        """Return updates in the order of commits as columns."""
+        chosen, profiles = [self.ranked[rank] for rank in found.ranks], found.profiles
         if given[3].any():
             profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(chosen)])
-        lot = self._lot(chosen, given[:, found.ranks], profiles)
-        return Ordering(slots=Lazy(len(chosen), slot), left=tuple(self.left), candidates=chosen, lot=lot)
-
-    def _lot(self, chosen: Sequence[Candidate], given: Ints, profiles: Profiles) -> Lot:
-        """Return updates in the order of commits as columns."""
-        source, bits, ready_ns, flies = given
-        return Lot(
-            updates=[c.update for c in chosen],
-            source=source,
-            bits=bits,
-            ready_ns=np.where(flies, ready_ns, np.maximum(ready_ns, self.now_ns)),
-            fixed=int(np.flatnonzero(flies).max(initial=-1)) + 1,
-            flies=flies,
-            direct=profiles,
-        )
+        return _columns(chosen, given[:, found.ranks], profiles, self.now_ns)
 
     def _slot(self, candidate: Candidate, position: int, profile: Profile, binding: int) -> Slot:
         deadline = None if self.tau_max is None else candidate.computed_from + self.shift
@@ -193,6 +191,21 @@ def _given(candidates: Sequence[Candidate], numbers: Callable[[Iterable[str]], I
     found[2] = [c.ready_ns for c in candidates]
     found[3] = [c.in_flight is not None for c in candidates]
     return found
+
+
+def _columns(chosen: Sequence[Candidate], given: Ints, profiles: Profiles, now_ns: int) -> Lot:
+    """Return updates in the order of commits as columns."""
+    source, bits, ready_ns, flies = given
+    is_any = flies.any()
+    return Lot(
+        updates=[c.update for c in chosen],
+        source=source,
+        bits=bits,
+        ready_ns=np.where(flies, ready_ns, np.maximum(ready_ns, now_ns)) if is_any else np.maximum(ready_ns, now_ns),
+        fixed=int(np.flatnonzero(flies)[-1]) + 1 if is_any else 0,
+        flies=flies,
+        direct=profiles,
+    )
 
 
 _update = attrgetter("update")

@@ -29,7 +29,7 @@ class Places:
     """
 
     def __init__(self, ranks: Ints, end_ns: Ints, pieces: Ints, first: Ints, left: Ints, binding: int) -> None:
-        self.ranks = ranks
+        self.ranks: list[int] = ranks.tolist()
         self.left: list[tuple[int, int, int]] = left.tolist()
         self.binding, self.profiles = binding, Profiles(end_ns, pieces, first)
         self.end_ns: list[int] = end_ns.tolist()

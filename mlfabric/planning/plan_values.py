@@ -88,12 +88,14 @@ class Ordering:
     """The plan of one batch: ``slots`` by position, ``left`` in the order in which updates were left out.
 
     Args:
-        candidates, lot: the same as ``slots``, as they were given and as columns; not of a lone update without a world.
+        candidates, end_ns: of ``slots``, as they were given, and when they end.
+        lot: the same as columns; None if the plan has no world.
     """
 
     slots: Sequence[Slot]
     left: Sequence[Left] = ()
     candidates: Sequence[Candidate] = field(default=(), compare=False, repr=False)
+    end_ns: Sequence[int] = field(default=(), compare=False, repr=False)
     lot: Lot | None = field(default=None, compare=False, repr=False)
 
 

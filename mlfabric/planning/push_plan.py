@@ -6,7 +6,6 @@ is summed.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import accumulate
 
 from mlfabric.network import Network
@@ -17,7 +16,7 @@ from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy, joined
 from mlfabric.planning.ordering import order
 from mlfabric.planning.plan import Kind, Plan, Toward, Transfer
-from mlfabric.planning.plan_values import Ordering, Slot
+from mlfabric.planning.plan_values import Ordering
 from mlfabric.planning.problem import (
     Batch,
     Consistency,
@@ -68,31 +67,28 @@ def _ordered(
 
 def _directly(batch: Batch, ordering: Ordering, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
     """The most frequent case: the ordering is the plan; each update is a group."""
-    server = state.server
-    sources = {candidate.update: candidate for candidate in batch.updates}
-    # All are read, several times.
-    ordering = replace(ordering, slots=tuple(ordering.slots))
+    server, candidates = state.server, ordering.candidates
+    paths = [network.path(candidate.source, server) for candidate in candidates]
+    ends = zip(ordering.end_ns, paths, strict=True)
+    arrive_ns, count = [end_ns + network.latency_ns(path) for end_ns, path in ends], len(paths)
 
-    def transfer(slot: Slot) -> Transfer:
-        candidate = sources[slot.update]
-        path = network.path(candidate.source, server)
+    def transfer(place: int) -> Transfer:
+        candidate = candidates[place]
         return Transfer(
             kind=Kind.UPDATE,
             toward=Toward.PRIMARY,
             source=candidate.source,
             destination=server,
-            path=path,
+            path=paths[place],
             size_bytes=candidate.size_bytes,
             ready_ns=max(candidate.ready_ns, state.now_ns),
-            profile=slot.profile,
-            arrive_ns=slot.profile.end_ns + network.latency_ns(path),
-            members=(slot.update,),
+            profile=ordering.slots[place].profile,
+            arrive_ns=arrive_ns[place],
+            members=(candidate.update,),
             planned=candidate.in_flight is None,
         )
 
-    transfers = [transfer(slot) for slot in ordering.slots]
-    arrive_ns = [sent.arrive_ns for sent in transfers]
-    count = len(transfers)
+    transfers = Lazy(count, transfer)
     found = Sequenced(
         batch=batch,
         state=state,
