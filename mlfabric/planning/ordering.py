@@ -162,9 +162,10 @@ class _Batch:
     def _lot(self, found: Places, given: Ints) -> Lot:
         """Return updates in the order of commits as columns."""
         chosen, profiles = [self.ranked[rank] for rank in found.ranks], found.profiles
+        ranks = np.fromiter(found.ranks, np.int64, len(chosen))
         if given[3].any():
             profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(chosen)])
-        return _columns(chosen, given[:, found.ranks], profiles, self.now_ns)
+        return _columns(chosen, given[:, ranks], profiles, self.now_ns)
 
     def _slot(self, candidate: Candidate, position: int, profile: Profile, binding: int) -> Slot:
         deadline = None if self.tau_max is None else candidate.computed_from + self.shift

@@ -36,6 +36,8 @@ def plan(batch: Batch, network: Network, state: FabricState, config: PlannerConf
         return plan_all_reduce(batch, network, state, config)
     world = _world(batch, network, state) if _needs_world(batch, state) else None
     pushed = push(batch, network, state, config, world)
+    if not batch.gets:
+        return pushed
     got, held = _handed_out(batch, network, state, config, pushed)
     return replace(
         pushed,

@@ -74,7 +74,7 @@ def gate(lead: Lead, limit: Limit, steps: Steps, arrive_ns: Sequence[int], behin
     most = limit.most(lead, [0, *end])
     now_ns, counted, may = 0, 0, most[0]
     for committed, arrived_ns in enumerate(arrive_ns, start=behind + 1):
-        now_ns = could_ns = max(now_ns, arrived_ns)
+        could_ns = now_ns = arrived_ns if arrived_ns > now_ns else now_ns
         if committed > may:
             while counted < kept and there_ns[counted] <= now_ns and end[counted] <= committed:
                 counted += 1

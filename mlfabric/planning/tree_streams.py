@@ -35,7 +35,8 @@ class Hosts(NamedTuple):
         """Number the hosts of some updates, by number of the world, and those that may sum, all but the destination."""
         names = [aggregator.host for aggregator in aggregators]
         able = world.numbers(names)
-        hosts = np.array(list(dict.fromkeys([*able, *sources.tolist()])), np.int64)
+        numbers = dict.fromkeys([*able, *sources.tolist()])
+        hosts = np.fromiter(numbers, np.int64, len(numbers))
         number, most = np.zeros(world.sources, np.int64), np.zeros(len(hosts), np.int64)
         number[hosts], most[: len(able)] = np.arange(len(hosts)), [a.most_updates for a in aggregators]
         routes = world.routes_between(hosts, [*names, destination])

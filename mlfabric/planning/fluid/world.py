@@ -91,9 +91,9 @@ def _star(
     """Number the links of a star: up from each source, then down to each destination."""
     up = {name: i for i, name in enumerate(dict.fromkeys(sources))}
     down = {name: len(up) + j for j, name in enumerate(dict.fromkeys(destinations))}
-    for name in chain(up, down):
-        if not network.has_host(name):
-            network.path(name, name)
+    unknown = network.unknown_host(chain(up, down))
+    if unknown is not None:
+        network.path(unknown, unknown)
     above = np.array([up[name] for name in sources], np.int64)
     ends = np.array([(down[name], up.get(name, -1)) for name in destinations], np.int64).reshape(-1, 2)
     links = [*((name, CORE) for name in up), *((CORE, name) for name in down)]
@@ -121,8 +121,9 @@ def _graph(
 def _lines(network: Network, links: Iterable[tuple[str, str]]) -> Lines:
     """Lay residual capacities out as linked lists; below zero counts as zero."""
     found = network.free_lines(links)
-    until = np.array([0, *accumulate([len(line.values) for line in found])], np.int64)
-    times = np.array([at_ns for line in found for at_ns in line.times], np.int64)
-    values = np.array([bps for line in found for bps in line.values], np.int64)
-    at_ns, bps, following = listed(times, values, until)
-    return Lines(at_ns, bps, following, until[-1:] + 1, until[:-1] + 1)
+    until = [0, *accumulate([len(line.values) for line in found])]
+    begins = np.fromiter(until, np.int64, len(until))
+    times = np.fromiter(chain.from_iterable([line.times for line in found]), np.int64, until[-1] + len(found))
+    values = np.fromiter(chain.from_iterable([line.values for line in found]), np.int64, until[-1])
+    at_ns, bps, following = listed(times, values, begins)
+    return Lines(at_ns, bps, following, begins[-1:] + 1, begins[:-1] + 1)
