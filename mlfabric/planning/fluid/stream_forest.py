@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, NO_ROOM, Ints, Lines, fork, grown, send, take_rows
 from mlfabric.planning.fluid.jit import compiled, lean
-from mlfabric.planning.fluid.reserving import nothing_found, reserve_one
-from mlfabric.planning.fluid.shortest import Transfers
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, rates_of
 
 __all__ = ["Streams", "make_ground", "make_streams", "reserve_given", "run_all", "run_streams", "send_each"]
@@ -132,6 +130,16 @@ def run_all(lines, routes, streams, count, chunk_bits):
     return ground.pieces[: streams.first[count]], ground.lines
 
 
+@lean
+def _send_while_room(lines, routes, route, bits, ready_ns, end_ns, first, pieces, begin):
+    """Plan and reserve transfers from ``begin`` on, until there is no room for one; return that one, else the end."""
+    for i in range(begin, len(route)):
+        end_ns[i], first[i + 1] = send(lines, routes, route[i], bits[i], ready_ns[i], pieces, first[i])
+        if end_ns[i] == NO_ROOM:
+            return i
+    return len(route)
+
+
 @compiled
 @entry
 def send_each(lines, routes, route, bits, ready_ns):
@@ -140,13 +148,13 @@ def send_each(lines, routes, route, bits, ready_ns):
     Returns:
         Ends (HORIZON_NS for never), pieces as rows, the first row of each, and what is left free.
     """
-    count, used = len(route), 0
-    (found, pieces), first = nothing_found(count), np.zeros(count + 1, np.int64)
-    transfers, lines = Transfers(route, bits, ready_ns, bits, route), fork(lines, 8 * count)
-    for i in range(count):
-        lines, pieces, used = reserve_one(lines, routes, transfers, i, found, pieces, used)
-        first[i + 1] = used
-    return found.end_ns, pieces[:used], first, lines
+    count, lines = len(route), fork(lines, 8 * len(route))
+    end_ns, first, pieces = np.empty(count, np.int64), np.zeros(count + 1, np.int64), np.empty((2 * count, 3), np.int64)
+    at = _send_while_room(lines, routes, route, bits, ready_ns, end_ns, first, pieces, 0)
+    while at < count:
+        lines, pieces = grown(lines, pieces, first[at])
+        at = _send_while_room(lines, routes, route, bits, ready_ns, end_ns, first, pieces, at)
+    return end_ns, pieces[: first[count]], first, lines
 
 
 @compiled

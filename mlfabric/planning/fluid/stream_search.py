@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, inner, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_ground, make_streams, run_streams
 from mlfabric.planning.fluid.stream_shape import TOP, Tree, all_ready, by_begin, make_tree, shape
@@ -89,7 +89,7 @@ def reset(hunt, first):
         hunt.usable[host] = 1 if hunt.field.rank_ns[host] < FAR_NS else 0
 
 
-@lean
+@inner
 def mark_later(hunt, end):
     """Note which hosts have an update at or after a place."""
     for host in range(len(hunt.later)):
@@ -98,7 +98,7 @@ def mark_later(hunt, end):
         hunt.later[hunt.members.host[m]] = 1
 
 
-@lean
+@inner
 def add_stream(hunt, host, to, bits, ready_ns, leaves, reaches):
     """Append a stream; return its number."""
     streams, k = hunt.now.streams, hunt.now.counts[0]
@@ -108,7 +108,7 @@ def add_stream(hunt, host, to, bits, ready_ns, leaves, reaches):
     return k
 
 
-@lean
+@inner
 def close_group(hunt, end):
     """Note that a group ends before a member, and that the latest stream brings it."""
     forest = hunt.now
@@ -154,7 +154,7 @@ def add_tree(hunt, end):
     close_group(hunt, end)
 
 
-@lean
+@inner
 def retire(hunt):
     """Let hosts that sum or forward the latest group serve no other group."""
     tree = hunt.tree
@@ -207,7 +207,7 @@ def fill(hunt, first, most, limit_ns, dry_ns):
     return size
 
 
-@lean
+@inner
 def may_sum(hunt):
     """If any host may still sum a group; else all that remain go directly."""
     found = 0
@@ -216,7 +216,7 @@ def may_sum(hunt):
     return found > 0
 
 
-@lean
+@inner
 def together(members, first):
     """How many members from ``first`` on may be in one group."""
     if members.directly[first] == 1:

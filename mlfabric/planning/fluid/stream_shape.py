@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import Ints
-from mlfabric.planning.fluid.jit import compiled, entry, lean
+from mlfabric.planning.fluid.jit import compiled, inner, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, able_hosts, scaled
 
 __all__ = ["TOP", "UNPLACED", "Tree", "all_ready", "by_begin", "make_tree", "shape"]
@@ -161,7 +161,7 @@ def best_bare(field, tree, usable, limit_ns, to, later):
     return best
 
 
-@lean
+@inner
 def place(field, tree, i, parent, begin_ns):
     """Put an item into the tree."""
     host, room, above = tree.host[i], tree.room, tree.parent
@@ -185,7 +185,7 @@ def place(field, tree, i, parent, begin_ns):
     stop_waiting(tree.waiting, tree.size, i)
 
 
-@lean
+@inner
 def stop_waiting(waiting, size, i):
     """Remove an item from the list, which keeps its order."""
     kept = 0
@@ -195,7 +195,7 @@ def stop_waiting(waiting, size, i):
     size[3] = kept
 
 
-@lean
+@inner
 def room_at(tree, i):
     """How many updates may still be added at or below an item."""
     above, rooms = tree.parent, tree.room
@@ -206,7 +206,7 @@ def room_at(tree, i):
     return room
 
 
-@lean
+@inner
 def latest_free(tree):
     """The item that can take an input that begins latest, and when the second latest could; -1 for none."""
     passing, free_ns = tree.passing, tree.free_ns
@@ -227,7 +227,7 @@ def lag_ns(field, tree, host, part, whole, p):
     return field.hop_ns[host, to] + max(0, times(field.took_ns[host, to], part, whole) - tree.out_ns[p])
 
 
-@lean
+@inner
 def pick(field, tree, p, next_ns, room):
     """The item to place below p, and its lag: one that must be placed now, else the best that forwards, else the most
     urgent.
