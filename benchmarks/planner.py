@@ -119,7 +119,8 @@ def run(runs: int = 7, sizes: Sequence[int] = SIZES, ready: bool = True) -> dict
     Args:
         runs: plans of each row; the fastest counts, as anything else that runs here only adds.
         sizes: numbers of updates in the paper's setting.
-        ready: whether a fresh process is timed until it is ready to plan, with a cold cache (up to a minute) and a warm one.
+        ready: whether a fresh process is timed until it is ready to plan, with a cold cache (up to a minute) and a warm
+            one.
 
     Returns:
         ``rows`` with ``setting``, ``updates``, ``order_ms``, ``aggregate_ms``, ``replicate_ms``, ``total_ms`` (of

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, MOST_BPS, NO_ROOM, Ints, grown, reach, room, send
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.shortest import plant, remove, shortest
 
 __all__ = ["Found", "nothing_found", "reserve", "reserve_one", "solo_ends"]

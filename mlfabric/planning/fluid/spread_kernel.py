@@ -19,7 +19,7 @@ from mlfabric.planning.fluid.capacity_lists import (
     reach,
     send,
 )
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, rates_of
 
 __all__ = ["BY_SERVER", "Handing", "spread", "warm"]

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, NO_ROOM, Ints, Lines, fork, grown, send, take_rows
-from mlfabric.planning.fluid.jit import compiled, lean
+from mlfabric.planning.fluid.jit import compiled, entry, lean
 from mlfabric.planning.fluid.stream_kernel import chunk_arrival, earliest_start, rates_of
 
 __all__ = ["Streams", "make_ground", "make_streams", "reserve_given", "run_all", "run_streams", "send_each"]

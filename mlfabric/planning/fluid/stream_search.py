@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Ints
-from mlfabric.planning.fluid.jit import compiled, inner, lean
+from mlfabric.planning.fluid.jit import compiled, entry, inner, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, able_hosts, scaled
 from mlfabric.planning.fluid.stream_forest import Streams, make_ground, make_streams, run_streams
 from mlfabric.planning.fluid.stream_shape import TOP, Tree, all_ready, by_begin, make_tree, shape

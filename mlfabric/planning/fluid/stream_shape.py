@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mlfabric.planning.fluid.capacity_lists import Ints
-from mlfabric.planning.fluid.jit import compiled, inner, lean
+from mlfabric.planning.fluid.jit import compiled, entry, inner, lean
 from mlfabric.planning.fluid.stream_field import FAR_NS, able_hosts, scaled
 
 __all__ = ["TOP", "UNPLACED", "Tree", "all_ready", "by_begin", "make_tree", "shape"]
