@@ -3,7 +3,7 @@ from mlfabric.network import down_link
 
 
 def test_a_quick_benchmark_meets_its_target_and_counts_its_instances():
-    found = run(instances=8, seed=1, limit_s=1, fine=1)
+    found = run(instances=8, seed=0, limit_s=1, fine=1)
     assert found["instances"] == 8
     assert found["least_gap"] <= found["mean_gap"] <= min(0.05, found["bound_mean_gap"])
     assert found["mean_gap"] <= found["p95_gap"] <= found["max_gap"] <= 0.3
