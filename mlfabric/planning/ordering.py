@@ -165,7 +165,7 @@ class _Batch:
         ranks = np.fromiter(found.ranks, np.int64, len(chosen))
         if given[3].any():
             profiles = Profiles.of([c.in_flight or found.profile(n) for n, c in enumerate(chosen)])
-        return _columns(chosen, given[:, ranks], profiles, self.now_ns)
+        return _columns(chosen, given.take(ranks, axis=1), profiles, self.now_ns)
 
     def _slot(self, candidate: Candidate, position: int, profile: Profile, binding: int) -> Slot:
         deadline = None if self.tau_max is None else candidate.computed_from + self.shift

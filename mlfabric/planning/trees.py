@@ -23,7 +23,7 @@ from mlfabric.network import Network, Piece, Profile
 from mlfabric.planning.direct import Sent, forward_directly, send
 from mlfabric.planning.fluid.capacity_lists import HORIZON_NS, Lines
 from mlfabric.planning.fluid.stream_field import FAR_NS, Field, Members, limits_of, survey_field
-from mlfabric.planning.fluid.stream_forest import run_all
+from mlfabric.planning.fluid.stream_forest import reserve_given, run_all
 from mlfabric.planning.fluid.stream_search import Forest, find_forest, is_sound
 from mlfabric.planning.fluid.world import World
 from mlfabric.planning.lazy import Lazy
@@ -293,5 +293,6 @@ def warm() -> None:
     world = World(network, ["a", "b"], ["s", "a", "b"])
     updates, zeros = [UpdateId(host, 0, 0) for host in "ab"], np.zeros(2, np.int64)
     lot = Lot(updates, np.arange(2), np.full(2, 8000, np.int64), zeros, 0, zeros, None)
+    reserve_given(world.lines, world.routes, zeros, zeros, np.zeros((0, 3), np.int64), np.zeros(3, np.int64))
     state = FabricState(now_ns=0, server="s", aggregators=(Aggregator(host="a"), Aggregator(host="b")))
     forward_trees(lot, world, state, PlannerConfig(objective=Objective.LAST_COMMIT, chunk_bytes=100))
