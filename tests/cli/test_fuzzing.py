@@ -35,7 +35,7 @@ def bug(monkeypatch):
 
     def strict(self, state, event, instructions):
         heard(self, state, event, instructions)
-        if state.context.config.term >= 3:
+        if state.context.config.term.number >= 3:
             raise AssertionError("there have been too many epochs")
 
     monkeypatch.setattr(Witness, "heard", strict)
