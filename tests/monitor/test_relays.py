@@ -19,8 +19,8 @@ from mlfabric.transfer.relay import Relay
 from mlfabric.twin.settings import Direction as Way
 from tests.channels.conftest import payload
 
-FULL_BPS = 100_000_000
-SLOW_BPS = 10_000_000
+FULL_BPS = 40_000_000
+SLOW_BPS = 4_000_000
 SIZE_BYTES = 1_500_000
 JUDGED_S = 10.0
 AGED = 0.5
