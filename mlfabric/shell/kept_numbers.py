@@ -61,4 +61,6 @@ def keep_number(path: Path, number: int) -> None:
 
 
 def _unkept(path: Path, error: Exception) -> FabricError:
-    return FabricError(f"the number could not be kept in {path}: {error}; check its content, free space and rights")
+    return FabricError(
+        f"the term or epoch could not be kept in {path}: {error}; check its content, free space and rights"
+    )

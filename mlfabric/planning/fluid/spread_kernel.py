@@ -160,10 +160,8 @@ def spread(lines, routes, handing, items):
     and pieces; row 0 of both tables means nothing.
     """
     lines, pieces = fork(lines, 16 * len(items) + 64), np.zeros((4 * len(items) + 1, 3), np.int64)
-    rates, rows = (
-        np.empty((len(lines.at_ns) + 2, 3), np.int64),
-        np.zeros((len(items) + len(handing.own) + 1, 6), np.int64),
-    )
+    rates = np.empty((len(lines.at_ns) + 2, 3), np.int64)
+    rows = np.zeros((len(items) + len(handing.own) + 1, 6), np.int64)
     columns, holders = np.zeros((6, len(handing.model)), np.int64), np.empty(len(handing.model), np.int64)
     held = Held(columns[0], columns[1], columns[2], columns[3], columns[4], columns[5])
     answered_ns, holding, used, count = np.full(len(handing.own), HORIZON_NS), 0, 1, 1
