@@ -6,25 +6,34 @@ from collections.abc import Callable, Mapping
 
 from mlfabric.methods.asynchronous import Asynchronous
 from mlfabric.methods.clocks import Clocks
+from mlfabric.methods.elastic import Elastic
+from mlfabric.methods.partial import Partial
 from mlfabric.methods.policy import Policy, Standing
+from mlfabric.methods.round_rule import Late, Readiness, RoundRule
 from mlfabric.methods.stale_synchronous import StaleSynchronous
 from mlfabric.methods.synchronous import Synchronous
+from mlfabric.methods.together import Together
 from mlfabric.model.specs import Mode, ModelSpec
 
-__all__ = ["Clocks", "Policy", "Standing", "has_server", "policy_of"]
+__all__ = ["Clocks", "Late", "Policy", "Readiness", "RoundRule", "Standing", "policy_of", "round_rule_of"]
 
 _POLICIES: Mapping[Mode, Callable[[ModelSpec], Policy]] = {
     Mode.ASYNCHRONOUS: Asynchronous,
     Mode.SYNCHRONOUS: Synchronous,
     Mode.STALE_SYNCHRONOUS: StaleSynchronous,
 }
-
-
-def has_server(mode: Mode) -> bool:
-    """Tell whether models of this mode are held by a server."""
-    return mode in _POLICIES
+_ROUND_RULES: Mapping[Mode, Callable[[ModelSpec], RoundRule]] = {
+    Mode.ALL_REDUCE: Together,
+    Mode.PARTIAL: Partial,
+    Mode.ELASTIC: Elastic,
+}
 
 
 def policy_of(spec: ModelSpec) -> Policy:
     """Return what decides for a model; its mode has a server."""
     return _POLICIES[spec.mode](spec)
+
+
+def round_rule_of(spec: ModelSpec) -> RoundRule:
+    """Return what decides for a model whose workers apply rounds by themselves."""
+    return _ROUND_RULES[spec.mode](spec)

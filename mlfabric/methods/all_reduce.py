@@ -15,6 +15,7 @@ import itertools
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from mlfabric.methods.byte_trees import Trees
 from mlfabric.methods.shares import held_to_shares
@@ -86,18 +87,28 @@ def shape_round(
     now_ns: int,
     late: Collection[str] = (),
     without: frozenset[Shape] = frozenset(),
+    *,
+    receivers: Mapping[str, str] = MappingProxyType({}),
 ) -> Shaped | str:
     """Plan a round; ``network`` is not changed.
 
     Args:
-        members: the host of each worker; at least one.
+        members: the host of each worker that contributes; at least one.
         size_bytes: of each worker's tensor.
         late: workers that have not asked yet; nobody is to wait for them longer than needed.
         without: shapes that are not to be used if there are others for such a tensor.
+        receivers: the host of each worker that only receives the result, and may hand it on.
 
     Returns:
         How it is to go, or why there is no way now.
     """
+    if receivers:
+        shaped = shape_round(
+            network, {**members, **receivers}, size_bytes, round_id, now_ns, (*late, *receivers), without
+        )
+        if isinstance(shaped, str):
+            return shaped
+        return replace(shaped, trees=tuple(_without_inputs(tree, receivers) for tree in shaped.trees))
     draw = random.Random(f"{round_id.term}/{round_id.counter}")
     order = sorted(members)
     draw.shuffle(order)
@@ -128,6 +139,15 @@ def shape_round(
     if planned.shape is Shape.STRIPES:
         shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, members, now_ns))
     return replace(shaped, without_stripes=Shape.STRIPES in config.shapes & without)
+
+
+def _without_inputs(tree: Trees, receivers: Collection[str]) -> Trees:
+    """Return a tree in which receivers send nothing on the way in but what others have sent them."""
+    parents = dict(tree.parents)
+    while leaves := [w for w in parents if w in receivers and w not in parents.values()]:
+        for worker in leaves:
+            del parents[worker]
+    return replace(tree, parents=parents)
 
 
 def ring_ns(network: Network, hosts: Collection[str], size_bytes: int, now_ns: int) -> int:

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from mlfabric.errors import ConfigError, LayoutError
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.values import dataclass
 
@@ -33,6 +34,7 @@ __all__ = [
     "ModelSpec",
     "MomentumAt",
     "Role",
+    "RoundOptions",
     "RuleKind",
     "RuleSpec",
     "Schedule",
@@ -69,6 +71,13 @@ class Mode(Enum):
     SYNCHRONOUS = "synchronous"
     STALE_SYNCHRONOUS = "stale-synchronous"
     ALL_REDUCE = "all-reduce"
+    PARTIAL = "partial"
+    ELASTIC = "elastic"
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server holds the models of this mode."""
+        return self not in (Mode.ALL_REDUCE, Mode.PARTIAL, Mode.ELASTIC)
 
 
 class TensorKind(Enum):
@@ -269,6 +278,8 @@ class ModelSpec:
         shards: into how many parts the model is cut, >= 1, each on a server of its own that the scheduler chooses;
             all of them make the same steps (the paper's 10.2). Not with all-reduce, which has no server.
         shard: which of the parts this is, from 0; None for the whole model.
+        rounds: how rounds are made whose results workers apply by themselves; None in modes with a server, and where
+            the script reduces tensors of its own (all-reduce).
     """
 
     name: str
@@ -282,6 +293,7 @@ class ModelSpec:
     workers: int = 0
     shards: int = 1
     shard: int | None = None
+    rounds: RoundOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -296,6 +308,10 @@ class ModelSpec:
         if self.workers < 0 or (self.workers and self.mode not in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)):
             allowed = "0, or more if synchronous or stale-synchronous"
             raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
+        if self.rounds is None and self.mode in (Mode.PARTIAL, Mode.ELASTIC):
+            raise ConfigError(f"mode {self.mode.value} without rounds; allowed: with them, as mlfabric.wrap does")
+        if self.rounds is not None and self.has_server:
+            raise ConfigError(f"rounds with mode {self.mode.value}; allowed: with partial, elastic and all-reduce")
         self._check_shards()
         if self.layout.rate_groups and self.rule.kind is not RuleKind.ADAM:
             raise ConfigError(f"updates with rates under {self.rule.kind.value}; allowed: under adam")
@@ -309,8 +325,8 @@ class ModelSpec:
     def _check_shards(self) -> None:
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards}; allowed: 1 or more")
-        if self.shards > 1 and self.mode is Mode.ALL_REDUCE:
-            raise ConfigError(f"shards={self.shards} with mode all-reduce, which has no server; allowed: 1")
+        if self.shards > 1 and not self.has_server:
+            raise ConfigError(f"shards={self.shards} with mode {self.mode.value}, which has no server; allowed: 1")
         if self.shard is not None:
             if not 0 <= self.shard < self.shards or self.shards == 1:
                 raise ConfigError(f"shard={self.shard} of {self.shards}; allowed: 0 to shards - 1, or None for all")
@@ -321,6 +337,11 @@ class ModelSpec:
             allowed = f"server '' for any, or {self.shards} different names joined by commas"
             raise ConfigError(f"shards={self.shards} on server {self.server!r}; allowed: {allowed}")
         self.layout.ranges(self.shards)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server holds it."""
+        return self.mode.has_server
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -9,7 +9,15 @@ from mlfabric.model.specs import Member, ModelSpec, Term
 from mlfabric.protocol.follower_values import Following, HeldBack, NotKept, ReplicaReported
 from mlfabric.protocol.identities import Commit, DropReason, GetId, ModelVersion, TransferId, UpdateId, UpdateKind
 from mlfabric.protocol.jobs import JobClaim, JobHeld, JobReleased, ModelFreed, ModelRemoved
-from mlfabric.protocol.round_values import LinkProbed, ReduceRequested, RoundArrived, RoundBroken
+from mlfabric.protocol.round_values import (
+    LinkProbed,
+    ReduceRequested,
+    RoundArrived,
+    RoundBroken,
+    RoundsHeld,
+    StateArrived,
+    StateBroken,
+)
 from mlfabric.protocol.sample_values import SamplesDropped, SamplesReported, SamplesWanted
 from mlfabric.protocol.shard_values import Prepared
 from mlfabric.protocol.told import SaidByServer
@@ -147,6 +155,7 @@ class WorkerHolds:
     """What a worker had open when it (re)joined: everything without an outcome is requested again.
 
     Args:
+        rounds: how far it has come in rounds without a server; None in other modes.
         clock: how many iterations it has finished, as the earlier scheduler counted; None if there was none.
         dropped: samples of its dropped updates.
         drawn: samples that it has drawn and that no committed update of its own was computed from.
@@ -156,6 +165,7 @@ class WorkerHolds:
     pushes: tuple[PushRequested, ...]
     gets: tuple[GetRequested, ...]
     reduces: tuple[ReduceRequested, ...] = ()
+    rounds: RoundsHeld | None = None
     clock: int | None = None
     dropped: Samples = ()
     drawn: Samples = ()
@@ -287,6 +297,8 @@ MemberEvent = (
     | ReduceRequested
     | RoundArrived
     | RoundBroken
+    | StateArrived
+    | StateBroken
     | LinkProbed
     | WorkerHolds
     | ServerHolds

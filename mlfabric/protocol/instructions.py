@@ -12,7 +12,17 @@ from mlfabric.protocol.identities import DropReason, GetId, ModelVersion, Outcom
 from mlfabric.protocol.jobs import FreeModel
 from mlfabric.protocol.promotion import NewServer, Promote
 from mlfabric.protocol.relays import CancelHandOn, CancelSum, HandOn, Sum
-from mlfabric.protocol.round_values import CancelReduce, Probe, Reduce, ReduceFailed, ReduceSettled
+from mlfabric.protocol.round_values import (
+    BeginState,
+    CancelReduce,
+    FetchState,
+    GiveState,
+    PassReduce,
+    Probe,
+    Reduce,
+    ReduceFailed,
+    ReduceSettled,
+)
 from mlfabric.protocol.sample_values import NoteDropped, SamplesGranted
 from mlfabric.protocol.shard_values import Conclude, Prepare
 from mlfabric.protocol.told import Told, ToldOfModel
@@ -275,5 +285,9 @@ Instruction = (
     | CancelReduce
     | ReduceSettled
     | ReduceFailed
+    | PassReduce
+    | BeginState
+    | FetchState
+    | GiveState
     | Probe
 )

@@ -9,8 +9,12 @@ from mlfabric.protocol.told import SaidByWorker, Told, ToldOfModel
 from mlfabric.values import dataclass
 
 __all__ = [
+    "BeginState",
     "CancelReduce",
+    "FetchState",
+    "GiveState",
     "LinkProbed",
+    "PassReduce",
     "Peer",
     "Probe",
     "Reduce",
@@ -20,6 +24,9 @@ __all__ = [
     "ReduceSettled",
     "RoundArrived",
     "RoundBroken",
+    "RoundsHeld",
+    "StateArrived",
+    "StateBroken",
 ]
 
 
@@ -32,6 +39,9 @@ class ReduceRequested:
         together: the first round waits until this many workers have joined, >= 1; later, how many the last round had.
         settled: the last round whose result every worker has, as far as this one knows.
         arrived: the attempt whose result this worker has; others may not have it.
+        computed_from: in rounds without a server, how many rounds the model had that the gradient was computed from.
+        updates: how many gradients are added up in the tensor, >= 1.
+        rates: learning rate and other settings of each parameter group, in the optimizer's order.
     """
 
     reduce: ReduceId
@@ -42,6 +52,44 @@ class ReduceRequested:
     together: int = 1
     settled: RoundId | None = None
     arrived: RoundId | None = None
+    computed_from: int = 0
+    updates: int = 1
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsHeld:
+    """How far a worker has come that applies rounds by itself.
+
+    Args:
+        version: the number of settled rounds that are in its model or wait to be applied to it.
+        applied: how many of these its optimizer has applied.
+        has_state: it has the model and the optimizer state of that version.
+        settled: the last of these rounds.
+        arrived: the attempt whose result this worker has; others may not have it.
+        together: how many workers begin together, >= 1; later, how many the last round reached.
+    """
+
+    version: int
+    applied: int
+    has_state: bool
+    settled: RoundId | None = None
+    arrived: RoundId | None = None
+    together: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateArrived(SaidByWorker):
+    """A worker has fetched model and optimizer state of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBroken(SaidByWorker):
+    """A worker cannot fetch model and optimizer state from the peer that it was told; ``detail`` says why."""
+
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,12 +164,26 @@ class ReducePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce(Told):
-    """Take part in this attempt; an earlier one for the same ``reduce`` is void. ``workers`` is how many take part."""
+    """Take part in this attempt; an earlier one is void.
 
-    reduce: ReduceId
+    Args:
+        reduce: what this worker contributes; None if it only receives the result.
+        workers: how many contribute.
+        size_bytes, dtype: of the tensor.
+        version: in rounds without a server, which version of the model the result makes.
+        updates: how many gradients the sum has.
+        rates: the means of the contributions' settings of each parameter group.
+    """
+
+    reduce: ReduceId | None
     round: RoundId
     workers: int
     parts: tuple[ReducePart, ...]
+    size_bytes: int
+    dtype: str
+    version: int = 0
+    updates: int = 1
+    rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +195,9 @@ class CancelReduce(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceSettled(Told):
-    """Every one of ``workers`` workers has the result of this attempt."""
+    """Everybody has the result of this attempt, to which ``workers`` contributed; ``reduce`` as in :class:`Reduce`."""
 
-    reduce: ReduceId
+    reduce: ReduceId | None
     round: RoundId
     workers: int
 
@@ -145,6 +207,35 @@ class ReduceFailed(Told):
     """Give this up; ``reason`` says why."""
 
     reduce: ReduceId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassReduce(Told):
+    """A gradient is in no round: it is added to this worker's next one (``keep``), or dropped; ``reason`` says why."""
+
+    reduce: ReduceId
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeginState(ToldOfModel):
+    """The model begins with this worker's own state: it is the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchState(ToldOfModel):
+    """Fetch model and optimizer state of ``version`` or a later one from a peer; results from there on come here."""
+
+    peer: Peer
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveState(ToldOfModel):
+    """A peer will fetch model and optimizer state of ``version`` or a later one with this ticket."""
+
+    peer: Peer
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,13 @@ from mlfabric.model.specs import ModelSpec
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.scheduler.shards.parts import name_of_whole
 from mlfabric.scheduler.shards.sharded import ShardedModel
 
 __all__ = ["KnownModels"]
+
+AnyRounds = Rounds | StepRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,7 @@ class KnownModels:
 
     held: dict[str, ModelState] = field(default_factory=dict)
     wholes: dict[str, ShardedModel] = field(default_factory=dict)
-    reductions: dict[str, Rounds] = field(default_factory=dict)
+    reductions: dict[str, AnyRounds] = field(default_factory=dict)
 
     def parts_of(self, name: str) -> list[ModelState]:
         """Return the parts of a model of this name, or the model itself if it is not cut; none if it is unknown."""

@@ -45,6 +45,8 @@ from mlfabric.protocol import (
     SamplesReported,
     SamplesWanted,
     ServerHolds,
+    StateArrived,
+    StateBroken,
     TermShown,
     Tick,
     TransferEnd,
@@ -61,6 +63,7 @@ from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.members.terms import Verdict, verdict
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState, PlanCount
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.scheduler.shards.parts import name_of_whole
 from mlfabric.scheduler.shards.sharded import ShardedModel
 
@@ -210,6 +213,10 @@ class SchedulerState:
                 yield from self._reduce(event, now_ns)
             case RoundArrived() if event.model in self.reductions:
                 yield from self.reductions[event.model].arrived(event, now_ns)
+            case StateArrived() if isinstance(rounds := self.reductions.get(event.model), StepRounds):
+                yield from rounds.state_arrived(event, now_ns)
+            case StateBroken() if isinstance(rounds := self.reductions.get(event.model), StepRounds):
+                yield from rounds.state_broken(event, now_ns)
             case LinkProbed() if event.model in self.reductions:
                 self.reductions[event.model].probed(event)
             case RoundBroken() if event.model in self.reductions:
@@ -227,7 +234,7 @@ class SchedulerState:
             case MemberLeft():
                 yield from self._membership.left(event.name, event.incarnation, event.detail, now_ns)
             case WorkerHolds():
-                yield from self._worker_holds(event)
+                yield from self._worker_holds(event, now_ns)
                 for push in event.pushes:
                     yield from self._push(push, now_ns)
                 for get in event.gets:
@@ -362,8 +369,11 @@ class SchedulerState:
         if rounds is not None and self._asks(event.reduce):
             yield from rounds.request(event, now_ns)
 
-    def _worker_holds(self, event: WorkerHolds) -> Iterator[Instruction]:
+    def _worker_holds(self, event: WorkerHolds, now_ns: int) -> Iterator[Instruction]:
         record = self.context.members.get(event.worker)
+        rounds = None if record is None else self.reductions.get(record.model)
+        if isinstance(rounds, StepRounds) and event.rounds is not None and self.context.is_here(event.worker):
+            yield from rounds.holds(event.worker, event.rounds, now_ns)
         held = {push.update for push in event.pushes}
         for model in self._known.parts_of(record.model) if record is not None else ():
             yield from model.pushes.worker_holds(event.worker, held, event.clock)

@@ -10,10 +10,10 @@ from mlfabric.model.specs import Role
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
 from mlfabric.scheduler.followers.replication_state import Phase
+from mlfabric.scheduler.known_models import AnyRounds
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.samples.sample_status import describe_samples
 from mlfabric.scheduler.shards.parts import name_of_whole, part_of
 from mlfabric.scheduler.shards.sharded import ShardedModel
@@ -149,7 +149,7 @@ def _following(state: SchedulerState, replica: str) -> Iterator[str]:
             yield f"{name}: {replication.phase.value}"
 
 
-def _reducing(rounds: Rounds, worker: str) -> str:
+def _reducing(rounds: AnyRounds, worker: str) -> str:
     """Say what a worker of an AllReduce job is doing."""
     if rounds.is_reducing(worker):
         return f"reduces with {rounds.running - 1} others: {rounds.how}"
@@ -159,7 +159,7 @@ def _reducing(rounds: Rounds, worker: str) -> str:
 
 
 def _reduced(
-    state: SchedulerState, name: str, rounds: Rounds, waits: dict[str, int], meter: Meter
+    state: SchedulerState, name: str, rounds: AnyRounds, waits: dict[str, int], meter: Meter
 ) -> fabric_pb2.ModelStatus:
     """Describe an AllReduce job; its versions are the rounds that are done."""
     return fabric_pb2.ModelStatus(

@@ -257,6 +257,8 @@ class Event(_message.Message):
     REDUCE_REQUESTED_FIELD_NUMBER: _builtins.int
     ROUND_ARRIVED_FIELD_NUMBER: _builtins.int
     ROUND_BROKEN_FIELD_NUMBER: _builtins.int
+    STATE_ARRIVED_FIELD_NUMBER: _builtins.int
+    STATE_BROKEN_FIELD_NUMBER: _builtins.int
     REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
@@ -292,6 +294,10 @@ class Event(_message.Message):
     @_builtins.property
     def round_broken(self) -> Global___RoundBroken: ...
     @_builtins.property
+    def state_arrived(self) -> Global___StateArrived: ...
+    @_builtins.property
+    def state_broken(self) -> Global___StateBroken: ...
+    @_builtins.property
     def replica_reported(self) -> Global___ReplicaReported: ...
     @_builtins.property
     def not_kept(self) -> Global___NotKept: ...
@@ -326,6 +332,8 @@ class Event(_message.Message):
         reduce_requested: Global___ReduceRequested | None = ...,
         round_arrived: Global___RoundArrived | None = ...,
         round_broken: Global___RoundBroken | None = ...,
+        state_arrived: Global___StateArrived | None = ...,
+        state_broken: Global___StateBroken | None = ...,
         replica_reported: Global___ReplicaReported | None = ...,
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
@@ -337,11 +345,11 @@ class Event(_message.Message):
         samples_wanted: Global___SamplesWanted | None = ...,
         model_freed: Global___ModelFreed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "replica_reported", "not_kept", "held_back", "link_probed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "replica_reported", "not_kept", "held_back", "link_probed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -437,6 +445,7 @@ class WorkerHolds(_message.Message):
     PUSHES_FIELD_NUMBER: _builtins.int
     GETS_FIELD_NUMBER: _builtins.int
     REDUCES_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     CLOCK_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
@@ -449,6 +458,10 @@ class WorkerHolds(_message.Message):
     def gets(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetRequested]: ...
     @_builtins.property
     def reduces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReduceRequested]: ...
+    @_builtins.property
+    def rounds(self) -> Global___RoundsHeld:
+        """How far it has come in rounds without a server; absent in other modes."""
+
     @_builtins.property
     def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """What this worker's dropped updates were computed from; as in PushRequested."""
@@ -464,13 +477,14 @@ class WorkerHolds(_message.Message):
         pushes: _abc.Iterable[Global___PushRequested] | None = ...,
         gets: _abc.Iterable[Global___GetRequested] | None = ...,
         reduces: _abc.Iterable[Global___ReduceRequested] | None = ...,
+        rounds: Global___RoundsHeld | None = ...,
         clock: _builtins.int | None = ...,
         dropped: _abc.Iterable[_builtins.int] | None = ...,
         drawn: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "rounds", b"rounds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "drawn", b"drawn", "dropped", b"dropped", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "worker", b"worker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_clock", b"_clock", "clock", b"clock", "drawn", b"drawn", "dropped", b"dropped", "gets", b"gets", "pushes", b"pushes", "reduces", b"reduces", "rounds", b"rounds", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__clock: _TypeAlias = _typing.Literal["clock"]  # noqa: Y015
     _WhichOneofArgType__clock: _TypeAlias = _typing.Literal["_clock", b"_clock"]  # noqa: Y015
@@ -516,12 +530,19 @@ class ReduceRequested(_message.Message):
     TOGETHER_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
+    COMPUTED_FROM_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     dtype: _builtins.str
     op: Global___ReduceOp.ValueType
     together: _builtins.int
     """The first round waits until so many workers have joined."""
+    computed_from: _builtins.int
+    """How many rounds the model had that this gradient was computed from."""
+    updates: _builtins.int
+    """How many gradients are added up in it."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -531,6 +552,10 @@ class ReduceRequested(_message.Message):
     @_builtins.property
     def arrived(self) -> Global___RoundId:
         """The attempt whose result is here and may not be everywhere."""
+
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Learning rate and other settings of each parameter group, in the order of the optimizer's."""
 
     def __init__(
         self,
@@ -543,14 +568,109 @@ class ReduceRequested(_message.Message):
         together: _builtins.int = ...,
         settled: Global___RoundId | None = ...,
         arrived: Global___RoundId | None = ...,
+        computed_from: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "dtype", b"dtype", "model", b"model", "op", b"op", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceRequested: _TypeAlias = ReduceRequested  # noqa: Y015
+
+@_typing.final
+class RoundsHeld(_message.Message):
+    """How far a worker has come that steps by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    APPLIED_FIELD_NUMBER: _builtins.int
+    HAS_STATE_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    ARRIVED_FIELD_NUMBER: _builtins.int
+    TOGETHER_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The number of settled rounds that are in its model or wait to be applied to it."""
+    applied: _builtins.int
+    """How many of these its optimizer has applied."""
+    has_state: _builtins.bool
+    """It has model and optimizer state of that version."""
+    together: _builtins.int
+    """How many workers begin together; later, how many the last round reached."""
+    @_builtins.property
+    def settled(self) -> Global___RoundId:
+        """The last of these rounds."""
+
+    @_builtins.property
+    def arrived(self) -> Global___RoundId:
+        """The attempt whose result is here and may not be everywhere."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        applied: _builtins.int = ...,
+        has_state: _builtins.bool = ...,
+        settled: Global___RoundId | None = ...,
+        arrived: Global___RoundId | None = ...,
+        together: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "settled", b"settled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "arrived", b"arrived", "has_state", b"has_state", "settled", b"settled", "together", b"together", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundsHeld: _TypeAlias = RoundsHeld  # noqa: Y015
+
+@_typing.final
+class StateArrived(_message.Message):
+    """Model and optimizer state have come from a peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateArrived: _TypeAlias = StateArrived  # noqa: Y015
+
+@_typing.final
+class StateBroken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateBroken: _TypeAlias = StateBroken  # noqa: Y015
 
 @_typing.final
 class RoundArrived(_message.Message):
@@ -1375,6 +1495,10 @@ class Instruction(_message.Message):
     REDUCE_SETTLED_FIELD_NUMBER: _builtins.int
     REDUCE_FAILED_FIELD_NUMBER: _builtins.int
     PROBE_FIELD_NUMBER: _builtins.int
+    PASS_REDUCE_FIELD_NUMBER: _builtins.int
+    BEGIN_STATE_FIELD_NUMBER: _builtins.int
+    FETCH_STATE_FIELD_NUMBER: _builtins.int
+    GIVE_STATE_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
@@ -1433,6 +1557,14 @@ class Instruction(_message.Message):
     @_builtins.property
     def probe(self) -> Global___Probe: ...
     @_builtins.property
+    def pass_reduce(self) -> Global___PassReduce: ...
+    @_builtins.property
+    def begin_state(self) -> Global___BeginState: ...
+    @_builtins.property
+    def fetch_state(self) -> Global___FetchState: ...
+    @_builtins.property
+    def give_state(self) -> Global___GiveState: ...
+    @_builtins.property
     def keep(self) -> Global___Keep: ...
     @_builtins.property
     def fold(self) -> Global___Fold: ...
@@ -1488,6 +1620,10 @@ class Instruction(_message.Message):
         reduce_settled: Global___ReduceSettled | None = ...,
         reduce_failed: Global___ReduceFailed | None = ...,
         probe: Global___Probe | None = ...,
+        pass_reduce: Global___PassReduce | None = ...,
+        begin_state: Global___BeginState | None = ...,
+        fetch_state: Global___FetchState | None = ...,
+        give_state: Global___GiveState | None = ...,
         keep: Global___Keep | None = ...,
         fold: Global___Fold | None = ...,
         release: Global___Release | None = ...,
@@ -1505,11 +1641,11 @@ class Instruction(_message.Message):
         peer_lost: Global___PeerLost | None = ...,
         free_model: Global___FreeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost", "free_model"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "pass_reduce", "begin_state", "fetch_state", "give_state", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost", "free_model"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -2623,14 +2759,30 @@ class Reduce(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
-    """How many take part."""
+    """How many contribute."""
+    size_bytes: _builtins.int
+    """Of the tensor."""
+    dtype: _builtins.str
+    version: _builtins.int
+    """In rounds without a server: which version of the model the result makes."""
+    updates: _builtins.int
+    """How many gradients the sum has."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
     def round(self) -> Global___RoundId: ...
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReducePart]: ...
+    @_builtins.property
+    def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The means of the contributions' settings."""
+
     def __init__(
         self,
         *,
@@ -2638,14 +2790,121 @@ class Reduce(_message.Message):
         round: Global___RoundId | None = ...,
         workers: _builtins.int = ...,
         parts: _abc.Iterable[Global___ReducePart] | None = ...,
+        size_bytes: _builtins.int = ...,
+        dtype: _builtins.str = ...,
+        version: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        rates: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts", "reduce", b"reduce", "round", b"round", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Reduce: _TypeAlias = Reduce  # noqa: Y015
+
+@_typing.final
+class PassReduce(_message.Message):
+    """A gradient is in no round: it is added to the next one, or dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REDUCE_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    keep: _builtins.bool
+    @_builtins.property
+    def reduce(self) -> _types_pb2.RequestId: ...
+    def __init__(
+        self,
+        *,
+        reduce: _types_pb2.RequestId | None = ...,
+        keep: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "reduce", b"reduce"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassReduce: _TypeAlias = PassReduce  # noqa: Y015
+
+@_typing.final
+class BeginState(_message.Message):
+    """The model begins with this worker's own state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginState: _TypeAlias = BeginState  # noqa: Y015
+
+@_typing.final
+class FetchState(_message.Message):
+    """Fetch model and optimizer state of this version, or a later one, from a peer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    @_builtins.property
+    def peer(self) -> Global___Peer: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        peer: Global___Peer | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchState: _TypeAlias = FetchState  # noqa: Y015
+
+@_typing.final
+class GiveState(_message.Message):
+    """A peer fetches model and optimizer state of this version, or a later one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PEER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    version: _builtins.int
+    @_builtins.property
+    def peer(self) -> Global___Peer: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        peer: Global___Peer | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveState: _TypeAlias = GiveState  # noqa: Y015
 
 @_typing.final
 class CancelReduce(_message.Message):

@@ -115,6 +115,8 @@ class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType],
     MODE_SYNCHRONOUS: _Mode.ValueType  # 2
     MODE_STALE_SYNCHRONOUS: _Mode.ValueType  # 3
     MODE_ALL_REDUCE: _Mode.ValueType  # 4
+    MODE_PARTIAL: _Mode.ValueType  # 5
+    MODE_ELASTIC: _Mode.ValueType  # 6
 
 class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
 
@@ -123,6 +125,8 @@ MODE_ASYNCHRONOUS: Mode.ValueType  # 1
 MODE_SYNCHRONOUS: Mode.ValueType  # 2
 MODE_STALE_SYNCHRONOUS: Mode.ValueType  # 3
 MODE_ALL_REDUCE: Mode.ValueType  # 4
+MODE_PARTIAL: Mode.ValueType  # 5
+MODE_ELASTIC: Mode.ValueType  # 6
 Global___Mode: _TypeAlias = Mode  # noqa: Y015
 
 class _Resume:
@@ -366,6 +370,40 @@ class UpdateRule(_message.Message):
 Global___UpdateRule: _TypeAlias = UpdateRule  # noqa: Y015
 
 @_typing.final
+class RoundOptions(_message.Message):
+    """How rounds without a server are made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAU_MAX_FIELD_NUMBER: _builtins.int
+    AT_LEAST_FIELD_NUMBER: _builtins.int
+    QUORUM_FIELD_NUMBER: _builtins.int
+    FULL_EVERY_FIELD_NUMBER: _builtins.int
+    tau_max: _builtins.int
+    """Elastic: how many rounds may be settled between the model that a gradient was computed from and its round."""
+    at_least: _builtins.float
+    """Elastic: the share of the workers that make a round at the least."""
+    quorum: _builtins.str
+    """Partial: solo, majority, full, or a number of workers."""
+    full_every: _builtins.int
+    """Partial: after so many rounds without some, one waits for all."""
+    def __init__(
+        self,
+        *,
+        tau_max: _builtins.int = ...,
+        at_least: _builtins.float = ...,
+        quorum: _builtins.str = ...,
+        full_every: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "full_every", b"full_every", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundOptions: _TypeAlias = RoundOptions  # noqa: Y015
+
+@_typing.final
 class ModelSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -381,6 +419,7 @@ class ModelSpec(_message.Message):
     SHARDS_FIELD_NUMBER: _builtins.int
     SHARD_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     mode: Global___Mode.ValueType
     tau_max: _builtins.int
@@ -403,6 +442,10 @@ class ModelSpec(_message.Message):
     def layout(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     @_builtins.property
     def rule(self) -> Global___UpdateRule: ...
+    @_builtins.property
+    def rounds(self) -> Global___RoundOptions:
+        """Workers apply rounds by themselves; absent in modes with a server."""
+
     def __init__(
         self,
         *,
@@ -418,10 +461,11 @@ class ModelSpec(_message.Message):
         shards: _builtins.int = ...,
         shard: _builtins.int | None = ...,
         workers: _builtins.int = ...,
+        rounds: Global___RoundOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "rule", b"rule", "shard", b"shard", "tau_max", b"tau_max"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "rounds", b"rounds", "rule", b"rule", "shard", b"shard", "tau_max", b"tau_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rule", b"rule", "server", b"server", "shard", b"shard", "shards", b"shards", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rounds", b"rounds", "rule", b"rule", "server", b"server", "shard", b"shard", "shards", b"shards", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max: _TypeAlias = _typing.Literal["div_max"]  # noqa: Y015
     _WhichOneofArgType__div_max: _TypeAlias = _typing.Literal["_div_max", b"_div_max"]  # noqa: Y015

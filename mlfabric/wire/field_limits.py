@@ -89,6 +89,8 @@ LIMITS: Mapping[str, Limit] = {
     "Prepare.transfers": _SOME,
     "Probe.size_bytes": _FROM_1,
     "ReduceRequested.together": _FROM_1,
+    "RoundsHeld.together": _FROM_1,
+    "ReduceRequested.updates": _FROM_1,
     "RegisterAsReplicaRequest.norm": _BOUND,
     "RegisterAsReplicaRequest.server": _NAME,
     "SamplesWanted.count": _FROM_1,

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 from mlfabric.model.samples import Samples
 from mlfabric.protocol import (
+    BeginState,
     CancelReduce,
     Drop,
     Fetch,
+    FetchState,
     Fold,
     GetId,
     GetRequested,
+    GiveState,
     Initialise,
     Keep,
     MemberEvent,
     ModelVersion,
     NewServer,
     Outcome,
+    PassReduce,
     Probe,
     PushRequested,
     Reduce,
@@ -57,8 +61,10 @@ __all__ = [
     "HandOver",
     "KeepAction",
     "KeepCopy",
+    "KeepState",
     "ModelReceived",
     "OutcomeReceived",
+    "PassOver",
     "ProbeEnded",
     "ReduceAction",
     "ReduceCalled",
@@ -71,9 +77,12 @@ __all__ = [
     "Settle",
     "StartAttempt",
     "StartFetch",
+    "StartFetchState",
+    "StartGiveState",
     "StartProbes",
     "StartReplicate",
     "StartSend",
+    "StateEnded",
     "StopAttempt",
     "StopTransfers",
     "TermBegan",
@@ -179,7 +188,29 @@ class ProbeEnded:
     bps: int
 
 
-ReduceEvent = ReduceCalled | AttemptEnded | ProbeEnded | Reduce | CancelReduce | ReduceSettled | ReduceFailed | Probe
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateEnded:
+    """Model and optimizer state of this version have come from a peer, or ``detail`` says why not."""
+
+    version: int = 0
+    detail: str = ""
+
+
+ReduceEvent = (
+    ReduceCalled
+    | AttemptEnded
+    | ProbeEnded
+    | StateEnded
+    | Reduce
+    | CancelReduce
+    | ReduceSettled
+    | ReduceFailed
+    | PassReduce
+    | BeginState
+    | FetchState
+    | GiveState
+    | Probe
+)
 
 DaemonEvent = (
     TermBegan
@@ -346,10 +377,40 @@ class StartProbes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishReduce:
-    """Resolve the handle of an AllReduce: the result is here, ``workers`` took part."""
+    """The result of a round is here, and with all others; ``workers`` contributed. Resolve the handle, if any."""
+
+    plan: Reduce
+    workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassOver:
+    """Resolve the handle of a gradient that is in no round: keep it for the next one, or drop it."""
 
     reduce: ReduceId
-    workers: int
+    keep: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepState:
+    """Go on with the state that is here: it is the model's at this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFetchState:
+    """Fetch model and optimizer state; results that wait to be applied are void."""
+
+    plan: FetchState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartGiveState:
+    """Let a peer fetch model and optimizer state."""
+
+    plan: GiveState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +421,17 @@ class FailReduce:
     reason: str
 
 
-ReduceAction = StartAttempt | StopAttempt | StartProbes | FinishReduce | FailReduce
+ReduceAction = (
+    StartAttempt
+    | StopAttempt
+    | StartProbes
+    | FinishReduce
+    | FailReduce
+    | PassOver
+    | KeepState
+    | StartFetchState
+    | StartGiveState
+)
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
 Action = (
     Request

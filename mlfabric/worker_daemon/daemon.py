@@ -19,7 +19,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError, FabricError, UsageError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Member, Mode, ModelSpec, Role
+from mlfabric.model.specs import Member, ModelSpec, Role
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -62,6 +62,7 @@ from mlfabric.worker_daemon.kept_bytes import Kept
 from mlfabric.worker_daemon.model_cuts import Shards
 from mlfabric.worker_daemon.observations import Observer, Settled, Transferred, nobody
 from mlfabric.worker_daemon.reductions import Reductions
+from mlfabric.worker_daemon.round_inbox import RoundInbox
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["WorkerDaemon"]
@@ -98,6 +99,7 @@ class WorkerDaemon:
         metrics: counts what happens.
         job: what the worker says of its job; once it was admitted, it goes on with what is there.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
+        inbox: where the results of rounds go if the worker applies them by itself.
     """
 
     def __init__(
@@ -108,6 +110,7 @@ class WorkerDaemon:
         metrics: WorkerMetrics,
         job: JobClaim,
         observer: Observer = nobody,
+        inbox: RoundInbox | None = None,
     ) -> None:
         self.settings = settings
         self._job = job
@@ -118,7 +121,7 @@ class WorkerDaemon:
         self._server = spec.server
         self._shards = Shards(spec)
         self._metrics = metrics
-        self._state = DaemonState(settings.name, spec.shards)
+        self._state = DaemonState(settings.name, spec.shards, spec.name, 0 if inbox is None else inbox.together)
         self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
         self._channel = TcpChannel(settings.tcp)
         tcp = settings.tcp
@@ -127,7 +130,7 @@ class WorkerDaemon:
         self._kept = Kept(
             spec, self._channel, settings.host, lambda u: self._part(u).pieces, self._take_in, self._recorded
         )
-        self._reductions = Reductions(self._channel, settings.host, self._take_in, self._metrics.transfer)
+        self._reductions = Reductions(self._channel, settings.host, self._take_in, self._metrics.transfer, inbox)
         self._pushes: dict[UpdateId, _OpenPush] = {}
         self._gets: dict[GetId, _OpenGet] = {}
         self._updates = self._get_count = self._reduce_count = 0
@@ -161,7 +164,7 @@ class WorkerDaemon:
         Raises:
             RefusedError: the scheduler refuses this worker or its model.
         """
-        if self.spec.mode is Mode.ALL_REDUCE:
+        if not self.spec.has_server:
             await asyncio.to_thread(load_kernels)
             address = await self._channel.listen(self._reductions.serve)
             self._session.member = replace(self._session.member, address=address)
@@ -310,8 +313,24 @@ class WorkerDaemon:
             self._take_in(request)
         return handle
 
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> asyncio.Future[int]:
-        """Take part in an AllReduce; the future gives how many took part once all of them have the result."""
+    def applied(self, version: int) -> None:
+        """Say that all rounds up to this version are applied."""
+        self._reductions.applied(version)
+
+    def reduce(
+        self,
+        buffers: ReduceBuffers,
+        op: ReduceOp,
+        together: int,
+        computed_from: int = 0,
+        updates: int = 1,
+        rates: tuple[float, ...] = (),
+    ) -> asyncio.Future[Any]:
+        """Ask for the sum of a tensor; see :meth:`Reductions.reduce`.
+
+        Args:
+            computed_from, updates, rates: see :class:`mlfabric.protocol.ReduceRequested`.
+        """
         if (handle := self._handle()).done():
             return handle
         reduce = ReduceId(self.settings.name, self._incarnation, self._reduce_count)
@@ -319,10 +338,13 @@ class WorkerDaemon:
         request = ReduceRequested(
             reduce=reduce,
             model=self.spec.name,
-            size_bytes=len(buffers.given),
+            size_bytes=0 if buffers.given is None else len(buffers.given),
             dtype=buffers.dtype,
             op=op,
             together=together,
+            computed_from=computed_from,
+            updates=updates,
+            rates=rates,
         )
         return self._reductions.reduce(request, buffers)
 
@@ -426,10 +448,12 @@ class WorkerDaemon:
                 self._metrics.got(time.monotonic() - get.since_s)
                 if not get.handle.done():
                     get.handle.set_result(action.version)
-            case act.StartAttempt() | act.StopAttempt() | act.StartProbes() | act.FinishReduce() | act.FailReduce():
-                self._reductions.do(action)
-            case _:
+            case act.KeepCopy() | act.FoldCopy() | act.DropCopies() | act.FreezeWindow() | act.DropWindow():
                 self._kept.do(action)
+            case act.StartReplicate() | act.EndReplicate():
+                self._kept.do(action)
+            case _:
+                self._reductions.do(action)
 
     def _part(self, update: UpdateId) -> Parcel:
         whole, i = self._shards.whole(update)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from mlfabric.arguments import enum_of
@@ -17,12 +17,20 @@ from mlfabric.protocol import JobClaim, Resume
 from mlfabric.shell.forking import IN_A_COPY, is_copy
 from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.tensors import Trainable
-from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["Joining", "joining", "note_worker"]
 
-_models: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
-"""The models that this process trains, or has trained."""
+
+class _Joined(Protocol):
+    """A worker of this process."""
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has left the fabric."""
+
+
+_workers: WeakKeyDictionary[_Joined, tuple[str, str]] = WeakKeyDictionary()
+"""The workers of this process: the name of each, and that of the model which it trains, or has trained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +69,7 @@ class Joining:
         Raises:
             UsageError: a model is to be kept that there is not.
         """
-        if self.keep and self.mode is Mode.ALL_REDUCE:
+        if self.keep and not self.mode.has_server:
             raise UsageError(f"keep=True in mode {self.mode.value}, which leaves no model in the fabric; save your own")
         resume = True if self.resume is None and self.settings.resume else self.resume
         begins = {None: Resume.ASK, True: Resume.GO_ON, False: Resume.ANEW}[resume]
@@ -79,7 +87,7 @@ class Joining:
             (f"clip_norm={rule.clip_norm:g}", rule.clip_norm > 0, "0: the norm is known when all gradients are"),
             (
                 f"mode {self.mode.value}",
-                self.mode is Mode.ALL_REDUCE,
+                not self.mode.has_server,
                 "another one; begin an all_reduce_async for each bucket",
             ),
             (f"servers={self.servers}", self.servers > 1, "1"),
@@ -114,9 +122,9 @@ def joining(
     return Joining(mode=enum_of(Mode, "mode", mode), model_name=in_fabric, settings=settings, **others)
 
 
-def note_worker(worker: Worker, model_name: str) -> None:
-    """Remember that this process trains a model, by the name that it has in the fabric."""
-    _models[worker] = model_name
+def note_worker(worker: _Joined, model_name: str, name: str) -> None:
+    """Remember that this process trains a model, by the names that model and worker have in the fabric."""
+    _workers[worker] = name, model_name
 
 
 def _surroundings(name: str, model_name: str) -> WorkerSettings:
@@ -126,7 +134,7 @@ def _surroundings(name: str, model_name: str) -> WorkerSettings:
         UsageError: no name is given, and under those two this process trains a model of that name already.
     """
     settings = WorkerSettings.from_environment()
-    taken = {worker.name: model for worker, model in _models.items() if not worker.has_left}
+    taken = dict(names for worker, names in _workers.items() if not worker.has_left)
     if name or settings.within_job(settings.name) not in taken:
         return settings
     further = f"{settings.name}.{model_name}"

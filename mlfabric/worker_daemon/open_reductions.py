@@ -1,8 +1,9 @@
-"""The AllReduces that one worker has open, in the order in which they were asked for. Pure.
+"""The tensors that one worker wants to be summed, in the order in which it gave them, and the results that come. Pure.
 
 Each waits until the scheduler says ``Reduce``, is then carried out as that *attempt*, has *arrived* once the result is
 here, and is over when the scheduler says that all have it. Until then the tensor is as it was given, so that any
-attempt can be made again.
+attempt can be made again. In rounds that workers apply by themselves a result may also come to a worker that has
+contributed nothing, and a worker that lacks the model fetches it from a peer.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mlfabric.protocol import (
+    BeginState,
     CancelReduce,
+    FetchState,
+    GiveState,
     LinkProbed,
+    PassReduce,
     Probe,
     Reduce,
     ReduceFailed,
@@ -22,6 +27,9 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundsHeld,
+    StateArrived,
+    StateBroken,
 )
 from mlfabric.worker_daemon import actions as act
 
@@ -29,41 +37,61 @@ __all__ = ["Reducing"]
 
 
 @dataclass(slots=True)
-class _Open:
-    """A request without an outcome, and the attempt at it if there is one."""
+class _Attempt:
+    """The one attempt that is carried out, and whether its result is here."""
 
-    request: ReduceRequested
-    attempt: Reduce | None = None
+    plan: Reduce
     has_arrived: bool = False
 
 
 class Reducing:
-    """The open AllReduces of a worker.
+    """What a worker has open of rounds.
 
-    ``settled`` is the last round that all workers have, ``together`` how many took part in it.
+    Args:
+        worker: its name.
+        model: that it trains.
+        together: how many workers begin together, where they apply rounds by themselves; 0 if they do not.
+
+    Attributes:
+        settled: the last round that all workers have.
+        together: how many took part in it.
+        version, applied, has_state: see :class:`mlfabric.protocol.RoundsHeld`.
     """
 
-    def __init__(self, worker: str) -> None:
-        self.worker = worker
-        self.open: dict[ReduceId, _Open] = {}
+    def __init__(self, worker: str, model: str = "", together: int = 0) -> None:
+        self.worker, self.model = worker, model
+        self.open: dict[ReduceId, ReduceRequested] = {}
         self.settled: RoundId | None = None
-        self.together: int | None = None
+        self.together: int | None = together or None
+        self.version = self.applied = 0
+        self.has_state = False
+        self._applies = together > 0
+        self._attempt: _Attempt | None = None
 
     def handle(self, event: act.ReduceEvent) -> Iterator[act.Action]:
         """Take in one event and return what to do, in order."""
         match event:
             case act.ReduceCalled():
-                new = self.open[event.request.reduce] = _Open(event.request)
-                yield act.Request(event=self._current(new))
+                self.open[event.request.reduce] = event.request
+                self.applied = event.request.computed_from
+                yield act.Request(event=self._current(event.request))
             case Reduce():
                 yield from self._begin(event)
             case CancelReduce():
-                if (opened := self._attempted(event.round)) is not None:
-                    yield from self._stop(opened)
+                if self._is_at(event.round):
+                    yield from self._stop()
             case act.AttemptEnded():
                 yield from self._ended(event)
             case ReduceSettled():
                 yield from self._settle(event)
+            case PassReduce():
+                if self.open.pop(event.reduce, None) is not None:
+                    yield act.PassOver(reduce=event.reduce, keep=event.keep, reason=event.reason)
+            case ReduceFailed():
+                if self.open.pop(event.reduce, None) is not None:
+                    if self._attempt is not None and self._attempt.plan.reduce == event.reduce:
+                        yield from self._stop()
+                    yield act.FailReduce(reduce=event.reduce, reason=event.reason)
             case Probe():
                 yield act.StartProbes(plan=event)
             case act.ProbeEnded():
@@ -71,76 +99,108 @@ class Reducing:
                     worker=self.worker, model=event.model, round=event.round, source=event.source, bps=event.bps
                 )
                 yield act.Request(event=probed)
-            case ReduceFailed():
-                if (failed := self.open.pop(event.reduce, None)) is not None:
-                    yield from self._stop(failed)
-                    yield act.FailReduce(reduce=event.reduce, reason=event.reason)
+            case _:
+                yield from self._state(event)
+
+    def _state(self, event: BeginState | FetchState | GiveState | act.StateEnded) -> Iterator[act.Action]:
+        """Give and take model and optimizer state."""
+        match event:
+            case BeginState():
+                self.has_state = True
+                yield act.KeepState(version=self.version)
+            case FetchState():
+                yield from self._stop()
+                self.has_state, self.version = False, event.version
+                yield act.StartFetchState(plan=event)
+            case GiveState():
+                yield act.StartGiveState(plan=event)
+            case act.StateEnded() if event.detail:
+                yield act.Request(event=StateBroken(worker=self.worker, model=self.model, detail=event.detail))
+            case act.StateEnded():
+                self.has_state, self.version = True, max(self.version, event.version)
+                self.applied = event.version
+                yield act.Request(event=StateArrived(worker=self.worker, model=self.model, version=event.version))
 
     def requests(self) -> tuple[ReduceRequested, ...]:
         """Return what is asked for, oldest first, for a scheduler that may know nothing."""
-        return tuple(self._current(opened) for opened in self.open.values())
+        return tuple(map(self._current, self.open.values()))
+
+    def held(self) -> RoundsHeld | None:
+        """Return how far the worker has come, for a scheduler that may know nothing; None if that is not its own."""
+        if not self._applies:
+            return None
+        arrived = self._attempt.plan.round if self._attempt is not None and self._attempt.has_arrived else None
+        return RoundsHeld(
+            version=self.version,
+            applied=self.applied,
+            has_state=self.has_state,
+            settled=self.settled,
+            arrived=arrived,
+            together=self.together or 1,
+        )
 
     def validate(self) -> None:
         """Check what must hold after every event; a violation is a broken invariant."""
-        if not self.open:
-            return
-        attempted = [opened for opened in self.open.values() if opened.attempt is not None]
-        assert len(attempted) <= 1, f"{len(attempted)} rounds are carried out at the same time"
-        for opened in self.open.values():
-            assert opened.attempt is not None or not opened.has_arrived, f"{opened} arrived by no attempt"
+        if self._attempt is not None and self._attempt.plan.reduce is not None:
+            assert self._attempt.plan.reduce in self.open, f"{self._attempt.plan} is of nothing that is open"
 
-    def _current(self, opened: _Open) -> ReduceRequested:
-        arrived = opened.attempt if opened.has_arrived else None
-        together = opened.request.together if self.together is None else self.together
+    def _current(self, request: ReduceRequested) -> ReduceRequested:
+        attempt = self._attempt
+        arrived = attempt.plan if attempt is not None and attempt.has_arrived else None
+        is_here = arrived is not None and arrived.reduce == request.reduce
+        together = request.together if self.together is None else self.together
         return replace(
-            opened.request,
-            together=together if arrived is None else arrived.workers,
+            request,
+            together=arrived.workers if arrived is not None and is_here else together,
             settled=self.settled,
-            arrived=None if arrived is None else arrived.round,
+            arrived=arrived.round if arrived is not None and is_here else None,
         )
 
     def _begin(self, event: Reduce) -> Iterator[act.Action]:
-        opened = self.open.get(event.reduce)
-        if opened is None or (opened.attempt is not None and opened.attempt.round >= event.round):
+        is_old = self._attempt is not None and self._attempt.plan.round >= event.round
+        if is_old or (event.reduce is not None and event.reduce not in self.open):
             return
-        for other in self.open.values():
-            yield from self._stop(other)
-        opened.attempt = event
+        yield from self._stop()
+        self._attempt = _Attempt(event)
         yield act.StartAttempt(plan=event)
 
     def _ended(self, event: act.AttemptEnded) -> Iterator[act.Action]:
-        opened = self._attempted(event.round)
-        if opened is None:
+        if self._attempt is None or not self._is_at(event.round):
             return
-        model = opened.request.model
+        opened = self.open.get(self._attempt.plan.reduce) if self._attempt.plan.reduce is not None else None
+        model = self.model if opened is None else opened.model
         if event.detail:
-            opened.attempt = None
+            self._attempt = None
             broken = RoundBroken(worker=self.worker, model=model, round=event.round, detail=event.detail)
             yield act.Request(event=broken)
         else:
-            opened.has_arrived = True
+            self._attempt.has_arrived = True
             arrived = RoundArrived(
                 worker=self.worker, model=model, round=event.round, up_bps=event.up_bps, down_bps=event.down_bps
             )
             yield act.Request(event=arrived)
 
     def _settle(self, event: ReduceSettled) -> Iterator[act.Action]:
-        opened = self.open.pop(event.reduce, None)
-        if opened is None:
-            return
-        self.settled, self.together = event.round, event.workers
-        if opened.has_arrived and opened.attempt is not None and opened.attempt.round == event.round:
-            yield act.FinishReduce(reduce=event.reduce, workers=event.workers)
-        else:
-            yield from self._stop(opened)
+        attempt = self._attempt
+        is_here = attempt is not None and attempt.has_arrived and self._is_at(event.round)
+        if attempt is not None and is_here:
+            self._attempt = None
+            self.settled, self.together = event.round, event.workers
+            self.version = max(self.version, attempt.plan.version)
+            if attempt.plan.reduce is not None:
+                del self.open[attempt.plan.reduce]
+            yield act.FinishReduce(plan=attempt.plan, workers=event.workers)
+        elif event.reduce is not None and self.open.pop(event.reduce, None) is not None:
+            self.settled, self.together = event.round, event.workers
+            if attempt is not None and attempt.plan.reduce == event.reduce:
+                yield from self._stop()
             reason = f"the others have {event.round} and this worker lost it; load their weights"
             yield act.FailReduce(reduce=event.reduce, reason=reason)
 
-    def _stop(self, opened: _Open) -> Iterator[act.Action]:
-        if opened.attempt is not None:
-            yield act.StopAttempt(round=opened.attempt.round)
-        opened.attempt, opened.has_arrived = None, False
+    def _stop(self) -> Iterator[act.Action]:
+        if self._attempt is not None:
+            yield act.StopAttempt(round=self._attempt.plan.round)
+        self._attempt = None
 
-    def _attempted(self, round_id: RoundId) -> _Open | None:
-        found = (o for o in self.open.values() if o.attempt is not None and o.attempt.round == round_id)
-        return next(found, None)
+    def _is_at(self, round_id: RoundId) -> bool:
+        return self._attempt is not None and self._attempt.plan.round == round_id

@@ -8,7 +8,6 @@ step in it: workers that count on one another's iterations must not run ahead of
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,13 @@ import torch
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Mode
 from mlfabric.model.update_rules import RuleKind, RuleSpec
+from mlfabric.worker_daemon.taken_over import TakenOver
 from mlfabric.worker_daemon.worker import PushHandle, Worker
 
 __all__ = ["FabricOptimizer"]
 
 
-class FabricOptimizer(torch.optim.Optimizer):
+class FabricOptimizer(TakenOver):
     """A worker in the shape of an optimizer; made by ``mlfabric.wrap``.
 
     The last step needs no :meth:`finish` to be in the model: the process's end waits for open pushes.
@@ -34,36 +34,11 @@ class FabricOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, worker: Worker, rule: RuleSpec) -> None:
-        self._taken_over, state = optimizer, optimizer.state
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self.state = state
+        super().__init__(optimizer)
         self._rule = rule
         self.worker = worker
         self.last_push: PushHandle | None = None
         worker.get()
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The parameter groups of the optimizer that it was made from; each step goes by what they say then."""
-        return self._taken_over.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self._taken_over.param_groups = groups
-
-    @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:
-        """The state of the optimizer that it was made from: this worker's velocity; of Adam nothing."""
-        return self._taken_over.state
-
-    @state.setter
-    def state(self, state: defaultdict[torch.Tensor, Any]) -> None:
-        self._taken_over.state = state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({})
-        for name, value in state.items():
-            setattr(self, name, value)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients, install the model that follows; return the closure's loss, if any.

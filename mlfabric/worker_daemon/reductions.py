@@ -1,4 +1,4 @@
-"""The AllReduces of a worker daemon, carried out: handles, one attempt at a time. Decides nothing."""
+"""The rounds of a worker daemon, carried out: handles, one attempt at a time. Decides nothing."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mlfabric.channels import Connection, TcpChannel, TransferRecord
 from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers
+from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes
 from mlfabric.worker_daemon.probes import Probes
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
 from mlfabric.worker_daemon.round_lines import RoundLines
+from mlfabric.worker_daemon.state_transfers import StateTransfers
 
 __all__ = ["Reductions"]
 
@@ -26,18 +29,21 @@ log = logging.getLogger("mlfabric.worker")
 
 @dataclass(frozen=True, slots=True)
 class _Open:
+    """A tensor that is to be summed; the handle gives how many contributed, or what else became of it."""
+
     buffers: ReduceBuffers
-    handle: asyncio.Future[int]
+    handle: asyncio.Future[Any]
 
 
 class Reductions:
-    """Every AllReduce without an outcome.
+    """Every tensor whose round is not over, and the results that come besides.
 
     Args:
         channel: the daemon's data channel.
         host: this worker's host.
         take_in: where events for the state machine go.
         recorded: told of every finished transfer and its other end.
+        inbox: where results go that the worker applies by itself; None if each goes to whom it was asked for.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Reductions:
         host: str,
         take_in: Callable[[act.ReduceEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],
+        inbox: RoundInbox | None,
     ) -> None:
         self._lines = RoundLines(channel)
         self._probes = Probes(self._lines, take_in)
@@ -53,7 +60,10 @@ class Reductions:
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
+        self._inbox = inbox
+        self._states = None if inbox is None else StateTransfers(self._lines, inbox, host, take_in, recorded)
         self._open: dict[ReduceId, _Open] = {}
+        self._received: ReduceBuffers | None = None
         self._round: RoundId | None = None
         self._tasks = Tasks(take_in)
         self._task: asyncio.Task[None] | None = None
@@ -66,9 +76,19 @@ class Reductions:
         """Serve a data connection that another worker opened."""
         await self._lines.serve(connection)
 
-    def reduce(self, request: ReduceRequested, buffers: ReduceBuffers) -> asyncio.Future[int]:
-        """Begin an AllReduce; the future gives how many took part once the result is in its buffer."""
-        handle: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    def applied(self, version: int) -> None:
+        """Note that the training thread has applied all rounds up to this version."""
+        if self._states is not None:
+            self._states.applied(version)
+
+    def reduce(self, request: ReduceRequested, buffers: ReduceBuffers) -> asyncio.Future[Any]:
+        """Ask for a tensor's sum.
+
+        Returns:
+            Gives how many contributed once the result is in its buffer; with an inbox the result that went there, or
+            the ``PassOver`` that says what became of the tensor.
+        """
+        handle: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._open[request.reduce] = _Open(buffers, handle)
         self._take_in(act.ReduceCalled(request=request))
         return handle
@@ -84,18 +104,70 @@ class Reductions:
             case act.StartProbes():
                 self._probes.start(action.plan)
             case act.FinishReduce():
-                done = self._open.pop(action.reduce)
-                if not done.handle.done():
-                    done.handle.set_result(action.workers)
+                self._finish(action)
+            case act.PassOver():
+                passed = self._open.pop(action.reduce)
+                if not passed.handle.done():
+                    passed.handle.set_result(action)
             case act.FailReduce():
                 failed = self._open.pop(action.reduce)
                 if not failed.handle.done():
                     failed.handle.set_exception(RefusedError(f"AllReduce {action.reduce}: {action.reason}"))
+            case _:
+                self._do_state(action)
+
+    def _do_state(self, action: act.KeepState | act.StartFetchState | act.StartGiveState) -> None:
+        assert self._inbox is not None, "only who applies rounds has state"
+        assert self._states is not None, "and transfers it"
+        match action:
+            case act.KeepState():
+                self._inbox.state_came(None)
+            case act.StartFetchState():
+                self._states.fetch(action.plan)
+            case act.StartGiveState():
+                self._states.give(action.plan)
+
+    def _finish(self, action: act.FinishReduce) -> None:
+        """Hand over the result of a settled round."""
+        plan = action.plan
+        outcome: RoundResult | int = action.workers
+        done = None if plan.reduce is None else self._open.pop(plan.reduce)
+        if self._inbox is not None:
+            outcome = self._settled(action, self._received if done is None else done.buffers)
+        if done is not None and not done.handle.done():
+            done.handle.set_result(outcome)
+
+    def _settled(self, action: act.FinishReduce, buffers: ReduceBuffers | None) -> RoundResult:
+        """Put a result into the inbox."""
+        assert self._inbox is not None, "only who applies rounds has it"
+        assert buffers is not None, "it has come into them"
+        if buffers is self._received:
+            self._received = None
+        plan = action.plan
+        result = RoundResult(
+            version=plan.version,
+            workers=action.workers,
+            updates=plan.updates,
+            rates=plan.rates,
+            total=buffers.result,
+        )
+        self._inbox.settled(result)
+        return result
 
     def _start(self, plan: Reduce) -> None:
-        buffers = self._open[plan.reduce].buffers
+        buffers = self._buffers_for(plan)
         self._round = plan.round
         self._task = self._tasks.spawn(self._attempt(plan, buffers, self._task))
+
+    def _buffers_for(self, plan: Reduce) -> ReduceBuffers:
+        """Return what is summed and where the result goes; memory of the inbox if this worker only receives it."""
+        if plan.reduce is not None:
+            return self._open[plan.reduce].buffers
+        assert self._inbox is not None, "only who applies rounds receives what it has not asked for"
+        if self._received is None:
+            result = self._inbox.buffer(padded_bytes(plan.size_bytes))
+            self._received = ReduceBuffers(given=None, result=result, dtype=plan.dtype)
+        return self._received
 
     async def _attempt(self, plan: Reduce, buffers: ReduceBuffers, before: asyncio.Task[None] | None) -> None:
         """Make an attempt once nothing writes to the buffers any more."""
@@ -113,6 +185,8 @@ class Reductions:
 
     def fail_all(self, error: BaseException) -> None:
         """Fail every handle: nothing more will come."""
+        if self._inbox is not None:
+            self._inbox.end(error)
         if self._task is not None:
             self._task.cancel()
         for opened in self._open.values():
@@ -130,6 +204,8 @@ class Reductions:
     async def close(self) -> None:
         """End the attempt under way."""
         await self._probes.close()
+        if self._states is not None:
+            await self._states.close()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from mlfabric.arguments import enum_of
+from mlfabric.arguments import enum_of, integer_of, number_of
 from mlfabric.config import WorkerSettings
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.gradient_rules import Shaping
@@ -17,6 +18,8 @@ from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
 from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
+from mlfabric.worker_daemon.round_inbox import RoundInbox
+from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
 from mlfabric.worker_daemon.sigterm import drain_on_sigterm
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import ThreadDaemon
@@ -138,7 +141,7 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
     worker = Worker(how.settings.name, daemon, model, tensors, how.mode, together)
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()
-    note_worker(worker, how.model_name)
+    note_worker(worker, how.model_name, worker.name)
     return worker
 
 
@@ -153,6 +156,9 @@ def wrap(
     workers: int | None = None,
     servers: int = 1,
     overlap: bool = False,
+    at_least: float = 0.5,
+    quorum: str | int = "majority",
+    full_every: int = 32,
     init: str | Path | int = "first",
     keep: bool = False,
     resume: bool | None = None,
@@ -160,23 +166,37 @@ def wrap(
     name: str = "",
     scheduler: str = "",
     settings: WorkerSettings | None = None,
-) -> FabricOptimizer:
-    """Return an optimizer whose ``step`` pushes to the fabric and gets from it; overlapped if asynchronous.
+) -> FabricOptimizer | RoundOptimizer:
+    """Return an optimizer whose ``step`` goes through the fabric.
+
+    With ``mode="elastic"``, ``"partial"`` or ``"all-reduce"`` there is no server, and any torch optimizer will do that
+    needs no closure: each ``step`` offers the gradients for a round, waits for it, and steps with the mean of that
+    round's gradients, so all workers have the same weights. A worker that joins later has model and optimizer state
+    from another one. In the other modes ``step`` pushes to a server and gets the model; asynchronous, that overlaps
+    with the next batch.
 
     Each step goes by what the parameter groups say at that moment: schedulers work, built on the optimizer that is
-    given or on the one that is returned. Of SGD each worker makes the whole step, momentum included, and the fabric
-    adds the steps up (synchronous: takes their mean). Of Adam and AdamW the server keeps the averages; learning rates
-    and weight decay may change, betas may not.
+    given or on the one that is returned. A round steps with the means of its members' numbers. With a server, each
+    worker makes the whole step of SGD, momentum included, and the fabric adds the steps up (synchronous: takes their
+    mean). Of Adam and AdamW the server keeps the averages; learning rates and weight decay may change, betas may not.
 
     Args:
-        optimizer: a ``torch.optim.SGD``, ``Adam`` or ``AdamW`` over ``model``'s parameters, without ``amsgrad``, and
-            Adam without ``maximize``.
+        optimizer: with a server a ``torch.optim.SGD``, ``Adam`` or ``AdamW`` over ``model``'s parameters, without
+            ``amsgrad``, and Adam without ``maximize``.
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        mode, tau_max, slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings:
-            as for :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own
-            backward.
+        mode: ``"elastic"``: whoever is ready makes a round; who takes longer than usual is not waited for, and its
+            gradient joins a later round. ``"partial"``: a quorum makes a round; a gradient that misses it is added to
+            its worker's next one. ``"all-reduce"``: everybody is in each round. Else as for
+            :func:`register_as_worker`.
+        tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
+            round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
+        at_least: elastic: the share of the workers that make a round at the least; 1.0 waits for all.
+        quorum: partial: ``"solo"``, ``"majority"``, ``"full"``, or a number of workers; see ``RoundOptions``.
+        full_every: partial: after so many rounds without some, one waits for all.
+        slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings: as for
+            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
 
     Raises:
         UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
@@ -199,9 +219,44 @@ def wrap(
         scheduler=scheduler,
         settings=settings,
     )
+    if not how.mode.has_server:
+        options = RoundOptions(
+            tau_max=2 if tau_max is None else tau_max,
+            at_least=number_of("at_least", at_least),
+            quorum=str(quorum),
+            full_every=integer_of("full_every", full_every),
+        )
+        return _in_rounds(optimizer, model, replace(how, tau_max=None), options)
     placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
     rule, shaping = steps_of(optimizer, model, placed)
     return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
+
+
+def _in_rounds(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, how: Joining, options: RoundOptions
+) -> RoundOptimizer:
+    """Join as a worker that applies rounds by itself."""
+    together, job = how.together, how.claim()
+    initialise(model, how.init)
+    tensors = ModelTensors(model)
+    tensors.check_finite()
+    spec = ModelSpec(
+        name=how.model_name,
+        layout=tensors.layout,
+        mode=how.mode,
+        frozen_digest=tensors.frozen_digest,
+        rounds=options,
+    )
+    passes_late = how.mode is Mode.PARTIAL
+
+    def start(inbox: RoundInbox) -> ThreadDaemon:
+        return ThreadDaemon(how.settings, spec, None, job, nobody, inbox)
+
+    worker = RoundOptimizer(optimizer, model, start, together=together, passes_late=passes_late)
+    if how.settings.drain_on_sigterm:
+        drain_on_sigterm()
+    note_worker(worker, how.model_name, how.settings.name)
+    return worker
 
 
 def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, mode: Mode) -> RuleSpec:

@@ -47,15 +47,17 @@ class DaemonState:
     Args:
         worker: its name.
         shards: how many parts its model is cut into, >= 1.
+        model: that it trains.
+        together: how many workers begin together, where they apply rounds by themselves; 0 if they do not.
     """
 
-    def __init__(self, worker: str, shards: int = 1) -> None:
+    def __init__(self, worker: str, shards: int = 1, model: str = "", together: int = 0) -> None:
         self.worker = worker
         self.term = 0
         self.keeping = Keeping(worker, self._is_open)
         self.pushing = Pushing(worker, shards, self.keeping)
         self.getting = Getting(shards, self.pushing.is_open)
-        self.reducing = Reducing(worker)
+        self.reducing = Reducing(worker, model, together)
         self.drawing = Drawing()
         self._admissions = 0
 
@@ -78,6 +80,7 @@ class DaemonState:
             pushes=self.pushing.requests(),
             gets=self.getting.requests(),
             reduces=self.reducing.requests(),
+            rounds=self.reducing.held(),
             clock=self.pushing.clock if self._admissions > 1 else None,
             dropped=self.pushing.dropped,
             drawn=self.drawing.drawn,

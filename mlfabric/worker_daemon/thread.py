@@ -21,18 +21,21 @@ from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import JobClaim, ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
+from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers
 from mlfabric.worker_daemon.daemon import WorkerDaemon
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
 from mlfabric.worker_daemon.observations import Observer
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
 
-__all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+__all__ = ["CountFuture", "DrawFuture", "OfferFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
 T = TypeVar("T")
 OutcomeFuture = concurrent.futures.Future[Outcome]
 VersionFuture = concurrent.futures.Future[ModelVersion]
 CountFuture = concurrent.futures.Future[int]
+OfferFuture = concurrent.futures.Future[RoundResult | act.PassOver]
 DrawFuture = concurrent.futures.Future[SamplesGranted]
 
 
@@ -40,14 +43,20 @@ class ThreadDaemon:
     """A daemon in a thread of this process.
 
     Args:
-        settings, spec, initial, job, observer: see ``WorkerDaemon``.
+        settings, spec, initial, job, observer, inbox: see ``WorkerDaemon``.
 
     Raises:
         UsageError: the metrics port is in use.
     """
 
     def __init__(
-        self, settings: WorkerSettings, spec: ModelSpec, initial: Parcel | None, job: JobClaim, observer: Observer
+        self,
+        settings: WorkerSettings,
+        spec: ModelSpec,
+        initial: Parcel | None,
+        job: JobClaim,
+        observer: Observer,
+        inbox: RoundInbox | None = None,
     ) -> None:
         port = settings.metrics_port
         self._page = None if port is None else SharedPage.at(settings.tcp, port)
@@ -57,13 +66,13 @@ class ThreadDaemon:
         self._thread.start()
 
         async def make() -> WorkerDaemon:
-            return WorkerDaemon(settings, spec, initial, metrics, job, observer)
+            return WorkerDaemon(settings, spec, initial, metrics, job, observer, inbox)
 
         self._daemon = self._call(make()).result()
         self._left = False
         self._why_closed = "this worker has left the fabric; register again for more"
         tell_copies(self)
-        self._image: memoryview = np.empty(spec.layout.size_bytes, dtype=np.uint8).data
+        self._image: memoryview = np.empty(spec.layout.size_bytes if spec.has_server else 0, dtype=np.uint8).data
 
     def buffer(self) -> memoryview:
         """Return the memory that models are received in: one image of the model, always the same."""
@@ -138,6 +147,17 @@ class ThreadDaemon:
             together: the first one waits until so many workers have joined, >= 1.
         """
         return self._ask(lambda: self._daemon.reduce(buffers, op, together))
+
+    def offer(
+        self, buffers: ReduceBuffers, together: int, computed_from: int, updates: int, rates: tuple[float, ...]
+    ) -> OfferFuture:
+        """Offer a gradient for the next round; see ``WorkerDaemon.reduce``."""
+        daemon = self._daemon
+        return self._ask(lambda: daemon.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates))
+
+    def applied(self, version: int) -> None:
+        """Say that all rounds up to this version are applied."""
+        self._begin(lambda: self._daemon.applied(version))
 
     def _ask(self, ask: Callable[[], asyncio.Future[T]]) -> concurrent.futures.Future[T]:
         """Ask for something in the daemon's thread; if that cannot be done, the daemon's end is the answer."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlfabric.methods import has_server
 from mlfabric.model.specs import Member, ModelSpec, Role
 from mlfabric.protocol import Following, MemberJoined, RefuseReason
 from mlfabric.scheduler.context import Context
@@ -92,7 +91,7 @@ class Admission:
         if (rounds := self._models.reductions.get(spec.name)) is not None:
             return difference(spec, rounds.spec)
         if model is None:
-            if not has_server(spec.mode):
+            if not spec.has_server:
                 return None
             if spec.shards > 1 or spec.name in self._models.wholes:
                 return self._refusal_of_cut(spec)
@@ -166,7 +165,7 @@ class Admission:
 
     def held_refusal(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
         """Say why a server cannot hold a model that it says it holds; None if it can."""
-        if not has_server(held.mode):
+        if not held.has_server:
             detail = f"model {held.name!r} held by a server with mode {held.mode.value}"
             return RefuseReason.OUT_OF_RANGE, f"{detail}, which has none; allowed: any other mode"
         if held.name in self._models.reductions:

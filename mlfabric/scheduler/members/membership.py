@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlfabric.errors import UsageError
-from mlfabric.methods import has_server
 from mlfabric.model.specs import NO_TERM, Member, ModelSpec, Role
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
@@ -42,6 +41,7 @@ from mlfabric.scheduler.members.model_placement import Placing
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState, WorkerTally
 from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.scheduler.shards.parts import name_of_whole
 
 __all__ = ["Membership"]
@@ -217,9 +217,10 @@ class Membership:
         self, record: MemberRecord, event: MemberJoined, spec: ModelSpec, reason: str
     ) -> Iterator[Instruction]:
         record.model = spec.name
-        if not has_server(spec.mode):
+        if not spec.has_server:
             if spec.name not in self._models.reductions:
-                self._models.reductions[spec.name] = Rounds(self._context, spec)
+                rounds = Rounds if spec.rounds is None else StepRounds
+                self._models.reductions[spec.name] = rounds(self._context, spec)
             yield self._welcome(record, [], False, reason)
             return
         placed = list(self._to_place(spec))

@@ -15,13 +15,11 @@ A new scheduler learns from the workers which attempt was the last to be settled
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from mlfabric.methods.all_reduce import Shaped, shape_round
 from mlfabric.model.specs import ModelSpec, Role
 from mlfabric.planning import Shape
 from mlfabric.protocol import (
-    CancelReduce,
     Instruction,
     LinkProbed,
     ReduceFailed,
@@ -33,40 +31,28 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.rounds.probe_plans import ProbeCount, Probing, probes_of
-from mlfabric.scheduler.rounds.rhythm import Rhythm
-from mlfabric.scheduler.rounds.round_links import RoundLinks
-from mlfabric.scheduler.rounds.round_parts import parts_of
+from mlfabric.scheduler.rounds.carrying import MOST_BREAKS, Carrying
+from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
-from mlfabric.scheduler.rounds.trust import Made, Trust
 
-__all__ = ["MOST_BREAKS", "Rounds"]
-
-FIRST_PAUSE_NS = 20_000_000
-MOST_BREAKS = 8
-OVERDUE_TIMES = 2
+__all__ = ["Rounds"]
 
 
 class Rounds:
     """All open requests of one model, the round that is being carried out, and what was settled last.
 
-    ``done`` counts the rounds that were settled, ``workers`` is how many took part in the last one, ``how`` says how
-    the last one that began was planned, ``waits_for`` what the next one waits for.
+    ``done`` counts the rounds that were settled, ``workers`` is how many took part in the last one, ``waits_for`` says
+    what the next one waits for.
     """
 
     def __init__(self, context: Context, spec: ModelSpec) -> None:
         self.spec = spec
         self.done = self.workers = 0
-        self.waits_for = self.how = self._no_way = ""
+        self.waits_for = ""
         self._context = context
         self._queues: dict[str, deque[ReduceRequested]] = {}
-        self._running: RunningRound | None = None
+        self._carrying = Carrying(context, spec.name)
         self._formed = self._waits_for_all = False
-        self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
-        self._probing = Probing(context.network)
-        self._attempts = 0
-        self._breaks = 0
-        self._not_before_ns = 0
         self._since_ns: int | None = None
         self._asked: set[tuple[str, int]] = set()
         self._may_return: dict[tuple[str, int], int] = {}
@@ -84,7 +70,16 @@ class Rounds:
     @property
     def waits_for_workers(self) -> bool:
         """Whether the next round waits for workers, not for a way to plan it."""
-        return self.waits_for not in ("", self._no_way)
+        return self.waits_for not in ("", self._carrying.no_way)
+
+    @property
+    def how(self) -> str:
+        """How the last round that began was planned."""
+        return self._carrying.how
+
+    @property
+    def _running(self) -> RunningRound | None:
+        return self._carrying.running
 
     @property
     def running(self) -> int:
@@ -94,7 +89,7 @@ class Rounds:
     @property
     def probes(self) -> ProbeCount:
         """What became of the probes between rounds."""
-        return self._probing.count
+        return self._carrying.probes
 
     def is_reducing(self, worker: str) -> bool:
         """Tell whether a worker takes part in the running round."""
@@ -134,7 +129,7 @@ class Rounds:
             yield outcome
             return
         self._asked.add(key)
-        self._rhythm.asked(event.reduce.worker, now_ns)
+        self._carrying.rhythm.asked(event.reduce.worker, now_ns)
         self._may_return.pop(key, None)
         if key in self._left_out:
             self._left_out.remove(key)
@@ -170,7 +165,7 @@ class Rounds:
             return
         request, first = queue[0], next(iter(running.members.values()))
         if (request.size_bytes, request.dtype, request.op) != (first.size_bytes, first.dtype, first.op):
-            yield from self._void(f"{request.reduce.worker} asks for something else")
+            yield from self._carrying.void(f"{request.reduce.worker} asks for something else")
             return
         running.members[request.reduce.worker] = request
         running.since_ns = now_ns
@@ -186,26 +181,25 @@ class Rounds:
     def _arrive(self, running: RunningRound, worker: str, now_ns: int) -> Iterator[Instruction]:
         running.arrived.add(worker)
         if len(running.arrived) == len(running.parts):
-            yield from self._settle(running, now_ns)
+            yield from self._settle(now_ns)
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
         """Void a round that one of its workers cannot do; give it up for all after too many attempts."""
         running = self._running
         if running is None or running.id != event.round:
             return
-        self._breaks += 1
-        self._not_before_ns = now_ns + (FIRST_PAUSE_NS << (self._breaks - 1))
-        yield from self._void(f"{event.worker}: {event.detail}")
-        if self._breaks >= MOST_BREAKS:
-            words = f"{self._breaks} attempts failed, the last one at {event.worker}: {event.detail}"
-            yield from self._fail_heads(words)
+        self._carrying.broken(now_ns)
+        yield from self._carrying.void(f"{event.worker}: {event.detail}")
+        breaks = self._carrying.breaks
+        if breaks >= MOST_BREAKS:
+            yield from self._fail_heads(f"{breaks} attempts failed, the last one at {event.worker}: {event.detail}")
 
     def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         """Go on without a worker; wait a moment for one that may only have lost its stream."""
         worker = record.member.name
         key = (worker, record.member.incarnation)
         if self.is_reducing(worker):
-            yield from self._void(reason)
+            yield from self._carrying.void(reason)
         self._queues.pop(worker, None)
         if record.state is MemberState.SILENT and key in self._asked:
             patience_ns = 0 if record.lost else self._context.config.round_patience_ns
@@ -225,7 +219,7 @@ class Rounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ", ".join(self._running.late)
-            return self._overdue_ns(self._running)
+            return self._carrying.overdue_ns()
         if self._since_ns is None:
             return None
         here = self._here()
@@ -236,15 +230,15 @@ class Rounds:
             return None
         returning_ns = max(self._may_return.values(), default=0)
         formed_ns = self._formed_ns(len(here))
-        self.waits_for = "more workers" if formed_ns is None else self._no_way
-        return None if formed_ns is None else max(early_ns, formed_ns, returning_ns, self._not_before_ns)
+        self.waits_for = "more workers" if formed_ns is None else self._carrying.no_way
+        return None if formed_ns is None else max(early_ns, formed_ns, returning_ns, self._carrying.not_before_ns)
 
     def _early_ns(self, here: Sequence[str], missing: Sequence[str]) -> int | None:
         """Return from when on the missing need not be waited for; 0 if none is, None if they must be."""
         if not missing:
             return 0 if here else None
-        may_be_early = self._formed and not self._waits_for_all and not self._may_return and not self._trust.is_lost
-        return self._rhythm.early_ns(here) if may_be_early else None
+        may_be_early = self._formed and not self._waits_for_all and not self._may_return
+        return self._carrying.rhythm.early_ns(here) if may_be_early and self._carrying.trusts_stripes else None
 
     def _here(self) -> list[str]:
         return [m.member.name for m in self._context.here(Role.WORKER) if m.model == self.spec.name]
@@ -259,28 +253,16 @@ class Rounds:
             return None
         return self._since_ns + self._context.config.silence_ns
 
-    def _overdue_ns(self, running: RunningRound) -> int | None:
-        """Return when a round in stripes has taken so much longer than others that it is given up; None for never."""
-        others_ns = self._trust.others_ns_per_byte
-        if running.shape is not Shape.STRIPES or running.late or others_ns is None:
-            return None
-        return running.since_ns + round(OVERDUE_TIMES * others_ns * running.size_bytes)
-
-    def _give_up(self, running: RunningRound, now_ns: int) -> Iterator[Instruction]:
-        took_ns = now_ns - running.since_ns
-        self._trust.failed(took_ns / running.size_bytes)
-        yield from self._void(f"it has taken {took_ns / 1e9:.1f} s, {OVERDUE_TIMES} times as long as other shapes do")
-
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round and tell everyone its part; what was settled under another scheduler is caught up.
 
         One that is overdue is given up first.
         """
         if self._running is not None:
-            overdue_ns = self._overdue_ns(self._running)
+            overdue_ns = self._carrying.overdue_ns()
             if overdue_ns is None or now_ns < overdue_ns:
                 return
-            yield from self._give_up(self._running, now_ns)
+            yield from self._carrying.give_up(now_ns)
         self._left_out |= self._may_return.keys()
         self._may_return.clear()
         self._formed = True
@@ -297,68 +279,26 @@ class Rounds:
         yield from self._begin(heads, late, now_ns)
 
     def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
-        round_id = RoundId(self._context.config.term.number, self._attempts + 1)
-        hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
-        size_bytes = next(iter(heads.values())).size_bytes
-        self._links.probed(self._probing)
-        shaped = shape_round(self._context.network, hosts, size_bytes, round_id, now_ns, late, self._trust.without)
+        shaped = self._carrying.shape(heads, late, (), now_ns)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
             return
-        self._attempts += 1
-        if isinstance(shaped, str):
-            self._no_way, self._not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
-            return
-        self._no_way = ""
-        self.how = shaped.reason
-        reserved = self._reserve(shaped, round_id)
-        parts = parts_of(self._context, shaped.trees, hosts, late)
-        self._running = RunningRound(
-            id=round_id,
-            members=heads,
-            parts=parts,
-            reason=shaped.reason,
-            reserved=reserved,
-            shape=shaped.shape,
-            without_stripes=shaped.without_stripes,
-            since_ns=now_ns,
-        )
-        yield from map(self._running.told, heads)
+        running = self._carrying.begin(shaped, heads, late, (), now_ns)
+        yield from map(running.told, heads) if running is not None else ()
 
-    def _reserve(self, shaped: Shaped, round_id: RoundId) -> tuple[tuple[str, RoundId, int], ...]:
-        keys = [(self.spec.name, round_id, i) for i in range(len(shaped.transfers))]
-        for key, transfer in zip(keys, shaped.transfers, strict=True):
-            self._context.network.reserve(key, transfer.path, transfer.profile)
-        return tuple(keys)
-
-    def _settle(self, running: RunningRound, now_ns: int) -> Iterator[Instruction]:
-        self._end()
-        hosts = {worker: self._context.host(worker) for worker in running.parts}
-        self._links.learn(self._context.network, running, hosts)
-        self._rhythm.settled(now_ns)
-        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
-        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
+    def _settle(self, now_ns: int) -> Iterator[Instruction]:
+        running = self._carrying.settle(now_ns)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
-        self._breaks = 0
         self._settled = running.id
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
-        if not self._trust.is_lost and running.shape is not Shape.DIRECT:
-            yield from self._probe(running, hosts)
-
-    def _probe(self, running: RunningRound, hosts: Mapping[str, str]) -> Iterator[Instruction]:
-        """Have the links of those probed that have not asked for the next round."""
-        idle = {worker: host for worker, host in hosts.items() if not self._queues.get(worker)}
-        pause_ns, best_bps = self._rhythm.pause_ns, self._links.best_bps
-        probings = self._probing.begin(running.id, running.size_bytes, idle, pause_ns, best_bps)
-        if probings is not None:
-            yield from probes_of(self._context, probings)
+        yield from self._carrying.probe(running, [worker for worker, queue in self._queues.items() if queue])
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
-        self._probing.probed(event)
+        self._carrying.probed(event)
 
     def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
         settled = ReduceSettled(
@@ -367,21 +307,8 @@ class Rounds:
         self._outcomes[request.reduce[:2]] = settled
         return settled
 
-    def _void(self, reason: str) -> Iterator[Instruction]:
-        running = self._running
-        assert running is not None, "nothing is to be voided"
-        self._end()
-        for worker in running.members:
-            yield CancelReduce(to=worker, round=running.id, reason=reason)
-
-    def _end(self) -> None:
-        assert self._running is not None, "a round is running"
-        for key in self._running.reserved:
-            self._context.network.release(key)
-        self._running = None
-
     def _fail_heads(self, reason: str) -> Iterator[Instruction]:
-        self._breaks = 0
+        self._carrying.breaks = 0
         for queue in self._queues.values():
             if queue:
                 yield self._fail(queue.popleft(), reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from mlfabric.planning import Shape
 from mlfabric.protocol import Reduce, ReducePart, ReduceRequested, RoundId
@@ -18,8 +19,9 @@ class RunningRound:
     The last of its workers was told at ``since_ns``. ``without_stripes`` says that stripes were not to be used, though
     they might have been.
 
-    Workers that are late have parts, and are told of them when they ask. ``measured`` has, by worker, what its host's
-    link carried at best, up and down.
+    Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
+    result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
+    model which the result makes, in rounds without a server.
     """
 
     id: RoundId
@@ -32,11 +34,13 @@ class RunningRound:
     since_ns: int = 0
     arrived: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
+    receivers: frozenset[str] = frozenset()
+    version: int = 0
 
     @property
     def late(self) -> list[str]:
         """Who has not asked yet."""
-        return sorted(self.parts.keys() - self.members.keys())
+        return sorted(self.parts.keys() - self.members.keys() - self.receivers)
 
     @property
     def size_bytes(self) -> int:
@@ -58,16 +62,26 @@ class RunningRound:
         return frozenset(worker for worker, _ in streams), frozenset(parent for _, parent in streams)
 
     def told(self, worker: str) -> Reduce:
-        """Return what a worker that has asked is told."""
-        request = self.members[worker]
+        """Return what a receiver is told, or a worker that has asked."""
+        request, one = self.members.get(worker), next(iter(self.members.values()))
         return Reduce(
             to=worker,
-            reduce=request.reduce,
+            reduce=None if request is None else request.reduce,
             round=self.id,
-            workers=len(self.parts),
+            workers=len(self.parts) - len(self.receivers),
             parts=tuple(self.parts[worker]),
+            size_bytes=one.size_bytes,
+            dtype=one.dtype,
+            version=self.version,
+            updates=sum(each.updates for each in self.members.values()),
+            rates=tuple(map(_mean, zip(*(each.rates for each in self.members.values()), strict=True))),
             reason=self.reason,
         )
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean; of equal values exactly that value."""
+    return values[0] if min(values) == max(values) else fmean(values)
 
 
 def difference_of(heads: Mapping[str, ReduceRequested]) -> str:

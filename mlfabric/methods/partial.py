@@ -1,0 +1,51 @@
+"""Partial rounds: a round begins when a quorum is ready (eager-SGD, sections 4 and 5). Pure.
+
+With ``solo`` that is the first worker. With ``majority`` one worker is drawn for each round, each with the same
+probability, and the round begins when that one is ready: on average half of the workers are then. A gradient that
+misses its round is added to its worker's next one. After ``full_every`` rounds one waits for all workers.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from mlfabric.methods.round_rule import Late, Readiness
+from mlfabric.model.specs import ModelSpec
+
+__all__ = ["Partial", "initiator"]
+
+
+class Partial:
+    """Rounds of a quorum."""
+
+    waits_for_slow = True
+
+    def __init__(self, spec: ModelSpec) -> None:
+        assert spec.rounds is not None, "a spec of this mode has them"
+        self._model, self._quorum, self._full_every = spec.name, spec.rounds.quorum, spec.rounds.full_every
+        self.most_waiting = self._full_every
+
+    def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
+        """Begin with the quorum, and now and then with everybody."""
+        return now_ns if not who.computing_ns or self._is_quorum(who) else None
+
+    def _is_quorum(self, who: Readiness) -> bool:
+        if who.since_full >= self._full_every:
+            return False
+        match self._quorum:
+            case "solo":
+                return bool(who.ready_ns)
+            case "majority":
+                return initiator(self._model, who) in who.ready_ns
+            case "full":
+                return False
+        return len(who.ready_ns) >= int(self._quorum)
+
+    def late(self, delay: int) -> Late:
+        """Have it added to the next one if a round was made without it."""
+        return Late.IS_KEPT if delay else Late.JOINS
+
+
+def initiator(model: str, who: Readiness) -> str:
+    """Return the worker whose gradient lets a round of the majority begin: drawn anew for each version."""
+    return Random(f"{model}/{who.version}").choice(who.workers)

@@ -1,0 +1,41 @@
+"""How rounds without a server are made: what a job may say of them. Pure."""
+
+from __future__ import annotations
+
+from mlfabric.errors import ConfigError
+from mlfabric.values import dataclass
+
+__all__ = ["QUORUMS", "RoundOptions"]
+
+QUORUMS = ("solo", "majority", "full")
+MOST_BETWEEN = 1_000
+_MOST_TAU = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOptions:
+    """Options of the methods whose workers apply rounds by themselves; every worker gives the same.
+
+    Args:
+        tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and the
+            round that it is in, 0 to 1,000.
+        at_least: elastic: the share of the workers that make a round at the least, above 0 and at most 1.
+        quorum: partial: a round begins when this many have a gradient: ``"solo"`` is 1, ``"full"`` all; with
+            ``"majority"`` it begins when a worker has one that is drawn anew for each round. Or a number.
+        full_every: partial: after this many rounds without some, one waits for all, 1 to 1,000.
+    """
+
+    tau_max: int = 2
+    at_least: float = 0.5
+    quorum: str = "majority"
+    full_every: int = 32
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.tau_max <= _MOST_TAU:
+            raise ConfigError(f"tau_max={self.tau_max}; allowed: 0 to {_MOST_TAU} rounds")
+        if not 0 < self.at_least <= 1:
+            raise ConfigError(f"at_least={self.at_least}; allowed: above 0, at most 1")
+        if self.quorum not in QUORUMS and not (self.quorum.isdecimal() and int(self.quorum)):
+            raise ConfigError(f"quorum={self.quorum!r}; allowed: {', '.join(QUORUMS)}, or a number from 1")
+        if not 1 <= self.full_every <= MOST_BETWEEN:
+            raise ConfigError(f"full_every={self.full_every}; allowed: 1 to {MOST_BETWEEN}")

@@ -1,0 +1,184 @@
+"""How the rounds of one model are carried: their shape, the links that they reserve, what they tell of links. Pure.
+
+One round is carried at a time. Who is in it, and what follows from its end, others decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from mlfabric.methods.all_reduce import Shaped, shape_round
+from mlfabric.planning import Shape
+from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.rounds.probe_plans import ProbeCount, Probing, probes_of
+from mlfabric.scheduler.rounds.rhythm import Rhythm
+from mlfabric.scheduler.rounds.round_links import RoundLinks
+from mlfabric.scheduler.rounds.round_parts import parts_of
+from mlfabric.scheduler.rounds.running_round import RunningRound
+from mlfabric.scheduler.rounds.trust import Made, Trust
+
+__all__ = ["FIRST_PAUSE_NS", "MOST_BREAKS", "Carrying"]
+
+FIRST_PAUSE_NS = 20_000_000
+MOST_BREAKS = 8
+OVERDUE_TIMES = 2
+
+
+class Carrying:
+    """The round of one model that is under way, and what earlier ones have taught.
+
+    Attributes:
+        running: the round that is under way; None if there is none.
+        how: how the last one that began was planned.
+        no_way: why none could be planned; "" if one could.
+        not_before_ns: when the next one may begin, after one that broke.
+        breaks: how many attempts in a row have failed.
+        rhythm: when workers ask.
+    """
+
+    def __init__(self, context: Context, model: str) -> None:
+        self.running: RunningRound | None = None
+        self.how = self.no_way = ""
+        self.not_before_ns = self.breaks = 0
+        self.rhythm = Rhythm()
+        self._context = context
+        self._model = model
+        self._links, self._trust = RoundLinks(), Trust()
+        self._probing = Probing(context.network)
+        self._attempts = 0
+
+    @property
+    def probes(self) -> ProbeCount:
+        """What became of the probes between rounds."""
+        return self._probing.count
+
+    @property
+    def trusts_stripes(self) -> bool:
+        """Whether the next round may go in stripes."""
+        return not self._trust.is_lost
+
+    def shape(
+        self, heads: Mapping[str, ReduceRequested], late: Sequence[str], receivers: Sequence[str], now_ns: int
+    ) -> Shaped | str:
+        """Plan the next round; nothing is changed but what probes have shown of links.
+
+        Args:
+            heads: what each member contributes.
+            late: members that have not asked yet.
+            receivers: workers that only receive the result.
+
+        Returns:
+            How it is to go, or why there is no way now.
+        """
+        hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
+        size_bytes = next(iter(heads.values())).size_bytes
+        self._links.probed(self._probing)
+        return shape_round(
+            self._context.network,
+            hosts,
+            size_bytes,
+            self._next_id(),
+            now_ns,
+            late,
+            self._trust.without,
+            receivers={worker: self._context.host(worker) for worker in sorted(receivers)},
+        )
+
+    def begin(
+        self,
+        shaped: Shaped | str,
+        heads: dict[str, ReduceRequested],
+        late: Sequence[str],
+        receivers: Collection[str],
+        now_ns: int,
+        version: int = 0,
+    ) -> RunningRound | None:
+        """Begin the round that :meth:`shape` planned; return None, and try again in a moment, if there is no way."""
+        round_id = self._next_id()
+        self._attempts += 1
+        if isinstance(shaped, str):
+            self.no_way, self.not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
+            return None
+        self.no_way, self.how = "", shaped.reason
+        self.running = RunningRound(
+            id=round_id,
+            members=heads,
+            parts=parts_of(self._context, shaped.trees, sorted([*heads, *late, *receivers]), late),
+            receivers=frozenset(receivers),
+            reason=shaped.reason,
+            reserved=self._reserve(shaped, round_id),
+            shape=shaped.shape,
+            without_stripes=shaped.without_stripes,
+            since_ns=now_ns,
+            version=version,
+        )
+        return self.running
+
+    def _next_id(self) -> RoundId:
+        return RoundId(self._context.config.term.number, self._attempts + 1)
+
+    def _reserve(self, shaped: Shaped, round_id: RoundId) -> tuple[tuple[str, RoundId, int], ...]:
+        keys = [(self._model, round_id, i) for i in range(len(shaped.transfers))]
+        for key, transfer in zip(keys, shaped.transfers, strict=True):
+            self._context.network.reserve(key, transfer.path, transfer.profile)
+        return tuple(keys)
+
+    def settle(self, now_ns: int) -> RunningRound:
+        """End the round that is under way, and learn from it."""
+        running = self._end()
+        hosts = self._hosts(running)
+        self._links.learn(self._context.network, running, hosts)
+        self.rhythm.settled(now_ns)
+        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
+        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
+        self.breaks = 0
+        return running
+
+    def probe(self, running: RunningRound, busy: Collection[str]) -> Iterator[Probe]:
+        """Have the links of a settled round's workers probed, but for those that have asked for the next one."""
+        if self._trust.is_lost or running.shape is Shape.DIRECT:
+            return
+        idle = {worker: host for worker, host in self._hosts(running).items() if worker not in busy}
+        probings = self._probing.begin(running.id, running.size_bytes, idle, self.rhythm.pause_ns, self._links.best_bps)
+        if probings is not None:
+            yield from probes_of(self._context, probings)
+
+    def probed(self, event: LinkProbed) -> None:
+        """Take in what a probe has shown."""
+        self._probing.probed(event)
+
+    def broken(self, now_ns: int) -> None:
+        """Count a failed attempt; the next one is made after a pause that doubles."""
+        self.breaks += 1
+        self.not_before_ns = now_ns + (FIRST_PAUSE_NS << min(self.breaks - 1, MOST_BREAKS))
+
+    def void(self, reason: str) -> Iterator[Instruction]:
+        """End the round that is under way: all who were told of it forget it."""
+        running = self._end()
+        for worker in sorted({*running.members, *running.receivers}):
+            yield CancelReduce(to=worker, round=running.id, reason=reason)
+
+    def overdue_ns(self) -> int | None:
+        """Return when a round in stripes has taken so much longer than others that it is given up; None for never."""
+        running, others_ns = self.running, self._trust.others_ns_per_byte
+        if running is None or running.shape is not Shape.STRIPES or running.late or others_ns is None:
+            return None
+        return running.since_ns + round(OVERDUE_TIMES * others_ns * running.size_bytes)
+
+    def give_up(self, now_ns: int) -> Iterator[Instruction]:
+        """Void a round that is overdue; the next one goes in another shape."""
+        assert self.running is not None, "nothing is to be given up"
+        took_ns = now_ns - self.running.since_ns
+        self._trust.failed(took_ns / self.running.size_bytes)
+        yield from self.void(f"it has taken {took_ns / 1e9:.1f} s, {OVERDUE_TIMES} times as long as other shapes do")
+
+    def _hosts(self, running: RunningRound) -> dict[str, str]:
+        return {worker: self._context.host(worker) for worker in running.parts}
+
+    def _end(self) -> RunningRound:
+        running, self.running = self.running, None
+        assert running is not None, "a round is running"
+        for key in running.reserved:
+            self._context.network.release(key)
+        return running

@@ -1,0 +1,112 @@
+"""How each worker of one model stands that applies rounds by itself. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+
+from mlfabric.methods import Readiness
+from mlfabric.protocol import ReduceRequested
+
+__all__ = ["Standing", "Standings"]
+
+_REMEMBERED = 200
+"""How many computations the usual time is the median of."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """How one worker stands.
+
+    Args:
+        applied: how many rounds its optimizer had applied when it was last heard of.
+        since_ns: since when it has had the gradient that it offers; without one, since when it has been computing.
+        is_current: it has the model of the newest version, but for results that wait to be applied; or fetches it.
+        is_behind: too many results wait to be applied; it gets no more of them, and fetches the model when it is
+            through with what it computes.
+        fetches_from: the peer from which it is to fetch model and optimizer state; "" if it has them.
+        offer: the gradient that it offers, if any.
+    """
+
+    applied: int
+    since_ns: int
+    is_current: bool = False
+    is_behind: bool = False
+    fetches_from: str = ""
+    offer: ReduceRequested | None = None
+
+    @property
+    def has_state(self) -> bool:
+        """Whether it has the model of the newest version now."""
+        return self.is_current and not self.fetches_from
+
+    def computes_from(self, version: int, now_ns: int) -> None:
+        """Note that it applies all rounds up to this one and computes the next gradient."""
+        self.applied, self.since_ns, self.offer = version, now_ns, None
+
+
+class Standings:
+    """Those of all workers of one model that are here."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Standing] = {}
+        self._took_ns: deque[int] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def usual_ns(self) -> int | None:
+        """How long workers usually compute; None if that is unknown."""
+        return round(median(self._took_ns)) if self._took_ns else None
+
+    def offered(self, standing: Standing, offer: ReduceRequested, now_ns: int) -> None:
+        """Note that a worker has a gradient now."""
+        if standing.offer is None:
+            self._took_ns.append(now_ns - standing.since_ns)
+            standing.since_ns = now_ns
+        standing.offer = offer
+
+    def offers(self) -> dict[str, ReduceRequested]:
+        """Return the gradients that may be in the next round."""
+        found = ((worker, standing.offer) for worker, standing in sorted(self.of.items()))
+        return {worker: offer for worker, offer in found if offer is not None}
+
+    def readiness(self, version: int, since_full: int) -> Readiness:
+        """Say who is ready for the next round; see :class:`Readiness`."""
+        having = {worker: standing for worker, standing in self.of.items() if standing.has_state}
+        return Readiness(
+            ready_ns={worker: one.since_ns for worker, one in having.items() if one.offer is not None},
+            computing_ns={worker: one.since_ns for worker, one in having.items() if one.offer is None},
+            usual_ns=self.usual_ns,
+            version=version,
+            since_full=since_full,
+        )
+
+    def receivers(self) -> list[str]:
+        """Return the workers that get the next round's result though they contribute nothing."""
+        return sorted(worker for worker, one in self.of.items() if one.is_current and one.offer is None)
+
+    def behind(self, version: int, most: int) -> Iterator[str]:
+        """Give the workers at which too many results wait to be applied.
+
+        Args:
+            version: of the last settled round.
+            most: how many may wait.
+        """
+        for worker, one in sorted(self.of.items()):
+            if one.is_current and one.offer is None and version - one.applied >= most:
+                yield worker
+
+    def peer_for(self, worker: str) -> str | None:
+        """Return from whom a worker is to fetch the state: a worker that has it, and gives it to few; None if nobody.
+
+        One that waits with a gradient has applied all rounds, and can give the state at once.
+        """
+        gives = [one.fetches_from for one in self.of.values()]
+        before = self.of[worker].fetches_from
+        able = [other for other, one in self.of.items() if one.has_state and other != worker]
+
+        def cost(other: str) -> tuple[bool, int, int, str]:
+            return other == before, gives.count(other), -self.of[other].applied, other
+
+        return min(able, key=cost, default=None)

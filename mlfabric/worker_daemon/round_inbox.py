@@ -1,0 +1,131 @@
+"""What has come to a worker of settled rounds, and waits until its training thread applies it. For both threads.
+
+The daemon puts settled results in, in the order of their versions, and the state that a worker without the model has
+fetched. The training thread takes them. It also gives the state to peers: a function that copies it, which the daemon
+calls in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["RoundInbox", "RoundResult", "StateImage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundResult:
+    """The sum that a settled round has made.
+
+    Args:
+        version: which version of the model it makes.
+        workers: how many contributed.
+        updates: of how many gradients it is the sum.
+        rates: the means of their settings of each parameter group.
+        total: its bytes, in memory of its own.
+    """
+
+    version: int
+    workers: int
+    updates: int
+    rates: tuple[float, ...]
+    total: memoryview
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateImage:
+    """Model and optimizer state of one version, as bytes."""
+
+    version: int
+    image: memoryview
+
+
+class RoundInbox:
+    """The inbox of one worker.
+
+    Args:
+        together: how many workers begin together, >= 1.
+        copy_state: returns a copy of the present state; called in any thread.
+    """
+
+    def __init__(self, together: int, copy_state: Callable[[], StateImage]) -> None:
+        self.together = together
+        self.copy_state = copy_state
+        self._lock = threading.Lock()
+        self._results: deque[RoundResult] = deque()
+        self._spare: list[memoryview] = []
+        self._state: Future[StateImage | None] | None = Future()
+
+    # For the daemon
+
+    def settled(self, result: RoundResult) -> None:
+        """Put in the result of a settled round."""
+        with self._lock:
+            self._results.append(result)
+
+    def state_begins(self) -> None:
+        """Say that the state is fetched: results that wait are void."""
+        with self._lock:
+            while self._results:
+                self._spare.append(self._results.popleft().total)
+            if self._state is None or self._state.done():
+                self._state = Future()
+
+    def state_came(self, state: StateImage | None) -> None:
+        """Put in the state that was fetched; None if the worker's own is the model's."""
+        with self._lock:
+            if self._state is not None and not self._state.done():
+                self._state.set_result(state)
+
+    def end(self, error: BaseException) -> None:
+        """Say that nothing more will come."""
+        with self._lock:
+            if self._state is not None and not self._state.done():
+                self._state.set_exception(error)
+
+    # For both
+
+    def buffer(self, size_bytes: int) -> memoryview:
+        """Return memory of this size; whatever is in it."""
+        with self._lock:
+            for i, spare in enumerate(self._spare):
+                if len(spare) == size_bytes:
+                    return self._spare.pop(i)
+        return memoryview(np.empty(size_bytes, dtype=np.uint8).data)
+
+    def give_back(self, buffer: memoryview) -> None:
+        """Take memory back that nobody uses any more."""
+        with self._lock:
+            self._spare.append(buffer)
+
+    # For the training thread
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no result and no state waits."""
+        return not self._results and self._state is None
+
+    def take(self) -> RoundResult | None:
+        """Take the next result; None if none waits."""
+        with self._lock:
+            return self._results.popleft() if self._results else None
+
+    def take_state(self) -> StateImage | None:
+        """Take the state that was fetched, waiting while it comes; None if there is nothing to take.
+
+        Raises:
+            FabricClosedError: this worker has left the fabric.
+        """
+        state = self._state
+        if state is None:
+            return None
+        image = state.result()
+        with self._lock:
+            if self._state is state:
+                self._state = None
+        return image

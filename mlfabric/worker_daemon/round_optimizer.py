@@ -1,0 +1,239 @@
+"""An optimizer whose ``step`` takes part in rounds without a server.
+
+Each worker has the model and steps with its own torch optimizer, whichever that is: once for each settled round, with
+the mean of that round's gradients, in the rounds' order. So all workers have the same weights at the same version.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mlfabric.errors import FabricError, UsageError
+from mlfabric.shell.forking import tell_copies
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.flat_gradients import FlatGradients
+from mlfabric.worker_daemon.group_rates import rates_of, with_rates
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
+from mlfabric.worker_daemon.state_image import read_state, write_state
+from mlfabric.worker_daemon.taken_over import TakenOver
+from mlfabric.worker_daemon.thread import ThreadDaemon
+
+__all__ = ["RoundOptimizer", "RoundOutcome", "RoundTally"]
+
+DRAIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOutcome:
+    """What became of a step's gradient.
+
+    Args:
+        included: it is in a round.
+        version: how many rounds the model has applied now.
+        workers: how many contributed to the round that it is in; 0 if it is in none.
+        delay: how many rounds were settled between the model that it was computed from and its own.
+        reason: why it is not in a round; "" if it is.
+    """
+
+    included: bool
+    version: int
+    workers: int
+    delay: int
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class RoundTally:
+    """How many of this worker's gradients were in a round, were kept for the next one, or dropped."""
+
+    included: int = 0
+    kept: int = 0
+    dropped: int = 0
+
+
+class RoundOptimizer(TakenOver):
+    """A worker in the shape of an optimizer, without a server; made by ``mlfabric.wrap``.
+
+    Args:
+        optimizer: steps the model; any of torch's that needs no closure.
+        model: what is trained.
+        passes_late: a gradient that finds results waiting is kept for the next step at once (``partial``).
+        start: joins the fabric: is given the inbox, returns the daemon.
+        together: how many workers begin together, >= 1.
+
+    Attributes:
+        version: how many rounds the model has applied.
+        last: what became of the last step's gradient; None before the first.
+        tally: what became of all of them.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module,
+        start: Callable[[RoundInbox], ThreadDaemon],
+        *,
+        together: int,
+        passes_late: bool,
+    ) -> None:
+        super().__init__(optimizer)
+        self.version = 0
+        self.last: RoundOutcome | None = None
+        self.tally = RoundTally()
+        self._model = model
+        self._passes_late = passes_late
+        self._together = together
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._flat = FlatGradients(parameters, [b for b in model.buffers() if b.is_floating_point()])
+        self._offered = self._flat.empty()
+        self._kept = 0
+        """How many gradients of earlier steps are in ``_offered``."""
+        self._state_lock = threading.Lock()
+        self._inbox = RoundInbox(together, self._copy_state)
+        self._left = False
+        self._daemon = start(self._inbox)
+        self._daemon.join()
+        atexit.register(self.leave)
+        tell_copies(self)
+        self._take_state()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Offer the gradients for a round, and apply all rounds that are settled; return the closure's loss, if any.
+
+        Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
+
+        Raises:
+            FabricClosedError: the worker has left the fabric.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        vars(self._taken_over)["_opt_called"] = True  # a scheduler that was built on it warns unless it makes steps
+        self.last = self._step()
+        return loss
+
+    @torch.no_grad()
+    def _step(self) -> RoundOutcome:
+        computed_from = self.version
+        if self._take_state():
+            return self._dropped("the model was fetched from a peer meanwhile", computed_from)
+        is_finite = self._flat.add_into(self._offered, fresh=not self._kept)
+        if not is_finite:
+            self._apply_all()
+            return self._dropped("it has NaN or Inf", computed_from)
+        if self._passes_late and not self._inbox.is_empty:
+            return self._keep("rounds were made without it", computed_from)
+        given = memoryview(self._offered.view(torch.uint8).numpy().data)
+        buffers = ReduceBuffers(given=given, result=self._inbox.buffer(self._flat.padded_bytes), dtype=self._flat.dtype)
+        rates, updates = rates_of(self._taken_over), 1 + self._kept
+        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates).result()
+        if isinstance(outcome, act.PassOver):
+            self._inbox.give_back(buffers.result)
+            if outcome.keep:
+                return self._keep(outcome.reason, computed_from)
+            self._take_state()
+            self._apply_all()
+            return self._dropped(outcome.reason, computed_from)
+        self._kept = 0
+        self._apply_all()
+        self.tally.included += updates
+        delay = outcome.version - 1 - computed_from
+        return RoundOutcome(included=True, version=self.version, workers=outcome.workers, delay=delay)
+
+    def _keep(self, reason: str, computed_from: int) -> RoundOutcome:
+        """Go on with the gradient in the next step."""
+        self._kept += 1
+        self.tally.kept += 1
+        self._apply_all()
+        return self._outcome(reason, computed_from)
+
+    def _dropped(self, reason: str, computed_from: int) -> RoundOutcome:
+        self.tally.dropped += 1 + self._kept
+        self._kept = 0
+        return self._outcome(reason, computed_from)
+
+    def _outcome(self, reason: str, computed_from: int) -> RoundOutcome:
+        delay = self.version - computed_from
+        return RoundOutcome(included=False, version=self.version, workers=0, delay=delay, reason=reason)
+
+    # Settled rounds
+
+    def _apply_all(self) -> None:
+        """Apply the rounds whose results are here, each with the numbers of its members."""
+        gradients = [parameter.grad for parameter in self._flat.parameters]
+        try:
+            while (result := self._inbox.take()) is not None:
+                if result.version > self.version:
+                    self._apply(result)
+                self._inbox.give_back(result.total)
+        finally:
+            for parameter, gradient in zip(self._flat.parameters, gradients, strict=True):
+                parameter.grad = gradient
+        self._daemon.applied(self.version)
+
+    def _apply(self, result: RoundResult) -> None:
+        if result.version != self.version + 1:
+            raise FabricError(f"round {result.version} came to a model of version {self.version}")
+        with self._state_lock:
+            self._flat.spread(result.total, result.workers, result.updates)
+            with with_rates(self._taken_over, result.rates):
+                self._taken_over.step()
+            self.version = result.version
+
+    # State for and from peers
+
+    def _copy_state(self) -> StateImage:
+        with self._state_lock:
+            return StateImage(version=self.version, image=write_state(self._model, self._taken_over))
+
+    def _take_state(self) -> bool:
+        """Install the state that was fetched, waiting while it comes; return whether there was any."""
+        state = self._inbox.take_state()
+        if state is not None:
+            with self._state_lock:
+                read_state(state.image, self._model, self._taken_over)
+                self.version = state.version
+            self._daemon.applied(self.version)
+        return state is not None
+
+    # Leaving
+
+    def leave(self, detail: str = "done") -> None:
+        """Leave the fabric; a second call does nothing. Also a context manager's end."""
+        if not self._left:
+            self._left = True
+            atexit.unregister(self.leave)
+            self._daemon.leave(detail, DRAIN_S)
+
+    def finish(self) -> None:
+        """Apply the rounds whose results are here: for an evaluation, or to save the model."""
+        with torch.no_grad():
+            self._take_state()
+            self._apply_all()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether this worker has left the fabric."""
+        return self._left
+
+    def in_a_copy(self) -> None:
+        """Have nothing to leave, in a process that was forked from the worker's."""
+        self._left = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: what travels was settled when the model was registered.
+
+        Raises:
+            UsageError: always, once it is made.
+        """
+        if hasattr(self, "_flat"):
+            raise UsageError("add_param_group after wrap; allowed: all groups before")
+        super().add_param_group(param_group)
