@@ -16,9 +16,11 @@ __all__ = ["Elastic"]
 _USUAL = 1.1
 """How many times as long as usual a worker may compute before it is overdue."""
 _GRACE = 0.15
-_LEAST_GRACE_NS = 5_000_000
-"""For how long a round waits for workers that are not overdue yet: this share of the usual time, and at least so
-long."""
+"""For which part of the usual time a round waits for workers that are not overdue yet."""
+_LOST = 10
+"""After how many times the usual time a worker does not count any more among those of which a share must be ready."""
+_LEAST_USUAL_NS = 20_000_000
+"""Shorter times are not told apart from delays of threads and messages."""
 
 
 class Elastic:
@@ -35,12 +37,16 @@ class Elastic:
         """Wait for those that should be ready in a moment, and until enough are."""
         if not who.computing_ns:
             return now_ns
-        enough = math.ceil(self._at_least * len(who.workers))
-        if len(who.ready_ns) < enough or who.usual_ns is None:
+        if who.usual_ns is None or self._at_least == 1:
             return None
-        grace_ns = max(_LEAST_GRACE_NS, round(_GRACE * who.usual_ns))
-        due_ns = [since_ns + round(_USUAL * who.usual_ns) for since_ns in who.computing_ns.values()]
-        return max((due for due in due_ns if now_ns < due <= now_ns + grace_ns), default=now_ns)
+        usual_ns = max(_LEAST_USUAL_NS, who.usual_ns)
+        lost_ns = [since_ns + _LOST * usual_ns for since_ns in who.computing_ns.values()]
+        counted = len(who.ready_ns) + sum(lost > now_ns for lost in lost_ns)
+        if len(who.ready_ns) < math.ceil(self._at_least * counted):
+            return min(lost for lost in lost_ns if lost > now_ns)
+        due_ns = [since_ns + round(_USUAL * usual_ns) for since_ns in who.computing_ns.values()]
+        last_ns = now_ns + round(_GRACE * usual_ns)
+        return max((due for due in due_ns if now_ns < due <= last_ns), default=now_ns)
 
     def late(self, delay: int) -> Late:
         """Let it join while its delay is within the bound."""

@@ -102,7 +102,8 @@ class Attempt:
         """Start all edges of one range."""
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
         own = self._own(part)
-        summed = self._sum(part, out) if part.inputs else None
+        is_root = part.source is None and bool(part.takers)
+        summed = self._sum(part, out) if part.inputs or is_root else None
         relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:

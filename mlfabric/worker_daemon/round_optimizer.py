@@ -27,8 +27,6 @@ from mlfabric.worker_daemon.thread import ThreadDaemon
 
 __all__ = ["RoundOptimizer", "RoundOutcome", "RoundTally"]
 
-DRAIN_S = 30.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOutcome:
@@ -211,7 +209,7 @@ class RoundOptimizer(TakenOver):
         if not self._left:
             self._left = True
             atexit.unregister(self.leave)
-            self._daemon.leave(detail, DRAIN_S)
+            self._daemon.leave(detail, 0.0)
 
     def finish(self) -> None:
         """Apply the rounds whose results are here: for an evaluation, or to save the model."""
