@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from mlfabric.methods.round_rule import Late, Readiness
-from mlfabric.model.specs import ModelSpec
+from mlfabric.model.specs import ModelSpec, RoundOptions
 
 __all__ = ["Elastic"]
 
@@ -29,8 +29,8 @@ class Elastic:
     waits_for_slow = False
 
     def __init__(self, spec: ModelSpec) -> None:
-        assert spec.rounds is not None, "a spec of this mode has them"
-        self._tau_max, self._at_least = spec.rounds.tau_max, spec.rounds.at_least
+        options = spec.rounds or RoundOptions()
+        self._tau_max, self._at_least = options.tau_max, options.at_least
         self.most_waiting = max(4, self._tau_max + 1)
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from random import Random
 
 from mlfabric.methods.round_rule import Late, Readiness
-from mlfabric.model.specs import ModelSpec
+from mlfabric.model.specs import ModelSpec, RoundOptions
 
 __all__ = ["Partial", "initiator"]
 
@@ -21,8 +21,8 @@ class Partial:
     waits_for_slow = True
 
     def __init__(self, spec: ModelSpec) -> None:
-        assert spec.rounds is not None, "a spec of this mode has them"
-        self._model, self._quorum, self._full_every = spec.name, spec.rounds.quorum, spec.rounds.full_every
+        options = spec.rounds or RoundOptions()
+        self._model, self._quorum, self._full_every = spec.name, options.quorum, options.full_every
         self.most_waiting = self._full_every
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:

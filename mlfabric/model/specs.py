@@ -278,8 +278,8 @@ class ModelSpec:
         shards: into how many parts the model is cut, >= 1, each on a server of its own that the scheduler chooses;
             all of them make the same steps (the paper's 10.2). Not with all-reduce, which has no server.
         shard: which of the parts this is, from 0; None for the whole model.
-        rounds: how rounds are made whose results workers apply by themselves; None in modes with a server, and where
-            the script reduces tensors of its own (all-reduce).
+        rounds: how rounds are made whose results workers apply by themselves; None in modes with a server, for the
+            defaults (partial, elastic), and where the script reduces tensors of its own (all-reduce).
     """
 
     name: str
@@ -308,8 +308,6 @@ class ModelSpec:
         if self.workers < 0 or (self.workers and self.mode not in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)):
             allowed = "0, or more if synchronous or stale-synchronous"
             raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
-        if self.rounds is None and self.mode in (Mode.PARTIAL, Mode.ELASTIC):
-            raise ConfigError(f"mode {self.mode.value} without rounds; allowed: with them, as mlfabric.wrap does")
         if self.rounds is not None and self.has_server:
             raise ConfigError(f"rounds with mode {self.mode.value}; allowed: with partial, elastic and all-reduce")
         self._check_shards()
@@ -342,6 +340,11 @@ class ModelSpec:
     def has_server(self) -> bool:
         """Whether a server holds it."""
         return self.mode.has_server
+
+    @property
+    def applies_rounds(self) -> bool:
+        """Whether its workers apply the results of rounds by themselves."""
+        return self.rounds is not None or self.mode in (Mode.PARTIAL, Mode.ELASTIC)
 
     @property
     def servers(self) -> tuple[str, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 import mlfabric
 from tests.fabric.harness import Fabric, gradients, small_model, wait_until

@@ -248,7 +248,8 @@ class Storm:
                 case act.StopAttempt():
                     player.attempt = None
                 case act.FinishReduce():
-                    self.end(player, action.reduce)
+                    assert action.plan.reduce is not None, "everybody contributes"
+                    self.end(player, action.plan.reduce)
                     self.finish(player, action)
                 case act.FailReduce():
                     self.end(player, action.reduce)
@@ -263,7 +264,7 @@ class Storm:
     def finish(self, player: Player, action: act.FinishReduce) -> None:
         assert player.result is not None, f"{player.name} finished without a result"
         assert player.attempt is not None, f"{player.name} finished what it did not begin"
-        assert player.attempt.reduce == action.reduce, f"{player.name}: {action} is not of {player.attempt.reduce}"
+        assert player.attempt == action.plan, f"{player.name}: {action} is not of {player.attempt.reduce}"
         settled = player.attempt.round
         assert settled not in player.ends, f"{player.name} finished {settled} twice"
         agreed = self.results.setdefault(settled, player.result)

@@ -58,7 +58,8 @@ def planted(seeds: range, expected: str) -> None:
 def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monkeypatch, without_planner) -> None:
     def gullible(self, event):
         if self.open.pop(event.reduce, None) is not None:
-            yield act.FinishReduce(reduce=event.reduce, workers=event.workers)
+            plan, self._attempt = self._attempt.plan, None
+            yield act.FinishReduce(plan=plan, workers=event.workers)
 
     monkeypatch.setattr(Reducing, "_settle", gullible)
     planted(range(10), "others did")

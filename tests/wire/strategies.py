@@ -21,6 +21,7 @@ from mlfabric.model.specs import (
     Mode,
     ModelSpec,
     MomentumAt,
+    RoundOptions,
     RuleKind,
     RuleSpec,
     Schedule,
@@ -109,6 +110,15 @@ rules = st.one_of(
 )
 
 
+round_options = st.builds(
+    RoundOptions,
+    tau_max=st.integers(0, 1_000),
+    at_least=st.floats(0, 1, exclude_min=True),
+    quorum=st.sampled_from(["solo", "majority", "full", "3"]),
+    full_every=st.integers(1, 1_000),
+)
+
+
 @st.composite
 def a_spec(draw: st.DrawFn) -> ModelSpec:
     mode, layout = draw(st.sampled_from(Mode)), draw(layouts | rated_layouts())
@@ -124,6 +134,7 @@ def a_spec(draw: st.DrawFn) -> ModelSpec:
         slack=draw(u64) if mode is Mode.STALE_SYNCHRONOUS else 0,
         server=draw(text),
         frozen_digest=draw(text),
+        rounds=draw(round_options) if mode in (Mode.PARTIAL, Mode.ELASTIC) else None,
         workers=draw(u32) if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
     )
 

@@ -55,7 +55,9 @@ def counted(*runs: int) -> session_pb2.Event:
 
 
 def reduced(**changed: Any) -> session_pb2.Event:
-    return S.Event(reduce_requested=S.ReduceRequested(reduce=MINE, op=S.REDUCE_OP_SUM, together=1, **changed))
+    return S.Event(
+        reduce_requested=S.ReduceRequested(reduce=MINE, op=S.REDUCE_OP_SUM, together=1, updates=1, **changed)
+    )
 
 
 def reduced_part(start: int, end: int) -> session_pb2.Instruction:

@@ -37,7 +37,9 @@ def request(counter: int = 0, **fields) -> ReduceRequested:
 
 
 def plan(round_id: RoundId, counter: int = 0) -> Reduce:
-    return Reduce(to="a", reduce=reduce_id(counter), round=round_id, workers=3, parts=(), reason="")
+    return Reduce(
+        to="a", reduce=reduce_id(counter), round=round_id, workers=3, parts=(), size_bytes=4, dtype="float32", reason=""
+    )
 
 
 def asking(*counters: int) -> Stage:
@@ -67,7 +69,7 @@ def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finish
     measured = replace(arrived, up_bps=7, down_bps=9)
     ended = act.AttemptEnded(round=FIRST, up_bps=7, down_bps=9)
     assert stage.tell(ended) == [act.Request(event=measured)]
-    assert stage.tell(settled()) == [act.FinishReduce(reduce=reduce_id(), workers=3)]
+    assert stage.tell(settled()) == [act.FinishReduce(plan=plan(FIRST), workers=3)]
     assert stage.tell(settled()) == []
 
 

@@ -219,7 +219,7 @@ class Membership:
         record.model = spec.name
         if not spec.has_server:
             if spec.name not in self._models.reductions:
-                rounds = Rounds if spec.rounds is None else StepRounds
+                rounds = StepRounds if spec.applies_rounds else Rounds
                 self._models.reductions[spec.name] = rounds(self._context, spec)
             yield self._welcome(record, [], False, reason)
             return
