@@ -7,6 +7,8 @@ link carries what it would in a ring, 2 (N - 1) / N of the size each way, and ea
 
 Several workers of one host send to one of them, which acts for the host. The root is random among hosts without a slow
 link, and so is who starts which chain: drawn from the term and the round, so the same events give the same trees.
+
+A worker that only receives sends nothing and sums nothing; it may hand the result on.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import itertools
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from mlfabric.methods.byte_trees import Trees
 from mlfabric.methods.shares import held_to_shares
@@ -86,14 +89,16 @@ def shape_round(
     now_ns: int,
     late: Collection[str] = (),
     without: frozenset[Shape] = frozenset(),
+    receivers: Mapping[str, str] = MappingProxyType({}),
 ) -> Shaped | str:
     """Plan a round; ``network`` is not changed.
 
     Args:
-        members: the host of each worker; at least one.
+        members: the host of each worker whose tensor is summed; at least one.
         size_bytes: of each worker's tensor.
         late: workers that have not asked yet; nobody is to wait for them longer than needed.
         without: shapes that are not to be used if there are others for such a tensor.
+        receivers: the host of each worker that only gets the result; none is a member.
 
     Returns:
         How it is to go, or why there is no way now.
@@ -101,15 +106,16 @@ def shape_round(
     draw = random.Random(f"{round_id.term}/{round_id.counter}")
     order = sorted(members)
     draw.shuffle(order)
+    hosts = {**members, **receivers}
     leaders: dict[str, str] = {}
-    for worker in order:
-        leaders.setdefault(members[worker], worker)
+    for worker in (*order, *sorted(receivers)):
+        leaders.setdefault(hosts[worker], worker)
     if len(leaders) == 1 or not is_planner_loaded():
-        found = _star(network, leaders, now_ns)
+        found = _star(network, {host: w for host, w in leaders.items() if w in members}, now_ns)
         reason = f"summed at {found}" if len(leaders) == 1 else f"summed at {found}; the planner is not loaded yet"
-        pair = _pair(leaders, [], found)
-        return _shaped(Shape.DIRECT, [pair], size_bytes, members, leaders, (), reason)
-    late_hosts = {members[worker] for worker in late}
+        pair = _without(_pair(leaders, [], found), receivers)
+        return _shaped(Shape.DIRECT, [pair], size_bytes, members, receivers, leaders, (), reason)
+    late_hosts = {hosts[worker] for worker in late}
     wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
     config = planner_config(size_bytes, wire_ns)
     allowed = replace(config, shapes=config.shapes - without or config.shapes)
@@ -124,9 +130,10 @@ def shape_round(
         pairs = [_pair(leaders, [t for t in transfers if t.stripe == stripe], None) for stripe in stripes]
     else:
         pairs = [_pair(leaders, transfers, None)]
-    shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
+    pairs = [_without(pair, receivers) for pair in pairs]
+    shaped = _shaped(planned.shape, pairs, size_bytes, members, receivers, leaders, transfers, reason)
     if planned.shape is Shape.STRIPES:
-        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, members, now_ns))
+        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, hosts, now_ns))
     return replace(shaped, without_stripes=Shape.STRIPES in config.shapes & without)
 
 
@@ -206,24 +213,54 @@ def _chains(transfers: Sequence[Transfer], leaders: Mapping[str, str], turn: int
     return pairs
 
 
+def _without(pair: _Pair, receivers: Collection[str]) -> _Pair:
+    """Return the trees with nothing summed at a receiver: its inputs go past it, and a member takes its place as a
+    root."""
+    root, parents, sources = pair
+    if root in receivers:
+        first = min(worker for worker in parents if worker not in receivers)
+        above = _way(parents, first)
+        parents = {w: parent for w, parent in parents.items() if w != first}
+        parents |= {parent: w for w, parent in itertools.pairwise([first, *above])}
+        sources = {w: source for w, source in sources.items() if w != first} | {root: first}
+        root = first
+    past = {
+        worker: next(parent for parent in _way(parents, worker) if parent not in receivers)
+        for worker in parents
+        if worker not in receivers
+    }
+    return root, past, sources
+
+
+def _way(parents: Mapping[str, str], worker: str) -> list[str]:
+    """Return all workers on the way from one to the root."""
+    way = []
+    while worker in parents:
+        worker = parents[worker]
+        way.append(worker)
+    return way
+
+
 def _shaped(
     shape: Shape,
     pairs: Sequence[_Pair],
     size_bytes: int,
     members: Mapping[str, str],
+    receivers: Mapping[str, str],
     leaders: Mapping[str, str],
     transfers: tuple[Transfer, ...],
     reason: str,
 ) -> Shaped:
     """Deal the bytes out and let each host's other workers send to the one that acts for it."""
-    followers = {w: leaders[host] for w, host in sorted(members.items()) if leaders[host] != w}
+    followers = {w: leaders[host] for w, host in sorted({**members, **receivers}.items()) if leaders[host] != w}
+    senders = {w: leader for w, leader in followers.items() if w in members}
     bounds, rate_bps = _bounds(size_bytes, len(pairs)), spread_bps(shape, transfers)
     trees = tuple(
         Trees(
             start=start,
             end=end,
             root=root,
-            parents={**parents, **followers},
+            parents={**parents, **senders},
             sources={**sources, **followers},
             rate_bps=rate_bps,
         )

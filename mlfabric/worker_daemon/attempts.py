@@ -49,8 +49,8 @@ class ReduceBuffers:
     """What is reduced, and where the result goes.
 
     Args:
-        given: the tensor's bytes; never written to.
-        result: as long as ``given``, rounded up to whole ``ALIGNMENT_BYTES``.
+        given: the tensor's bytes; never written to, and empty if this worker only receives the result.
+        result: as long as the tensor, rounded up to whole ``ALIGNMENT_BYTES``.
         dtype: of the elements, as in a layout.
     """
 
@@ -101,8 +101,9 @@ class Attempt:
     def _begin(self, group: asyncio.TaskGroup, part: ReducePart) -> None:
         """Start all edges of one range."""
         own = self._own(part)
-        out = self._buffers.result[part.start : part.start + sum(map(len, own))]
-        summed = self._sum(part, out) if part.inputs else None
+        out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
+        is_lone_root = part.source is None and bool(part.takers)
+        summed = self._sum(part, out) if part.inputs or is_lone_root else None
         relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
@@ -124,6 +125,7 @@ class Attempt:
                 group.create_task(self._hand_on(part, taker, result))
 
     def _own(self, part: ReducePart) -> list[memoryview]:
+        """Return what this worker contributes to a range; of no length if it contributes nothing."""
         given = self._buffers.given[part.start : part.end]
         padding = padded_bytes(len(given)) - len(given)
         return [given, _PADDING[:padding]] if padding else [given]

@@ -71,6 +71,30 @@ def test_every_byte_of_every_worker_goes_up_one_tree_to_its_root_and_comes_back_
     assert at == size_bytes
 
 
+@given(rates, sizes, st.integers(1, 50), st.data())
+@settings(max_examples=60, deadline=None)
+def test_who_only_receives_sums_nothing_and_gets_every_byte(rates_bps, size_bytes, counter, data) -> None:
+    everyone = {f"w{i}.{k}": f"h{i}" for i in range(len(rates_bps)) for k in range(2)}
+    others = sorted(everyone)[1:]
+    receivers = data.draw(st.sets(st.sampled_from(others)))
+    found = shape_round(
+        star(rates_bps),
+        {worker: host for worker, host in everyone.items() if worker not in receivers},
+        size_bytes,
+        RoundId(1, counter),
+        now_ns=0,
+        receivers={worker: everyone[worker] for worker in receivers},
+    )
+    assert isinstance(found, Shaped), found
+    assert sum(tree.end - tree.start for tree in found.trees) == size_bytes
+    for tree in found.trees:
+        assert not receivers & {tree.root, *tree.parents.values()}
+        assert set(tree.parents) == everyone.keys() - receivers - {tree.root}
+        assert set(tree.sources) == everyone.keys() - {tree.root}
+        for above in (tree.parents, tree.sources):
+            assert all(way(dict(above), worker)[-1] == tree.root for worker in above)
+
+
 @given(rates, sizes, st.integers(1, 50))
 @settings(max_examples=30, deadline=None)
 def test_the_same_round_gives_the_same_trees(rates_bps, size_bytes, counter) -> None:
