@@ -85,6 +85,7 @@ def shape_round(
     now_ns: int,
     late: Collection[str] = (),
     without: frozenset[Shape] = frozenset(),
+    *,
     receivers: Mapping[str, str] = MappingProxyType({}),
 ) -> Shaped | str:
     """Plan a round; ``network`` is not changed.
@@ -93,7 +94,7 @@ def shape_round(
         members: the host of each worker whose tensor is summed; at least one.
         size_bytes: of each worker's tensor.
         late: workers that have not asked yet; nobody is to wait for them longer than needed.
-        without: shapes that are not to be used if there are others for such a tensor.
+        without: shapes that are not to be used if there are others for such a tensor, and nobody only receives.
         receivers: the host of each worker that only gets the result; none is a member.
 
     Returns:

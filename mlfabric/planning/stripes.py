@@ -101,12 +101,15 @@ class Striped:
 
     @property
     def reservations(self) -> Iterator[Reservation]:
-        """What all streams together need of each link, from their beginning until the last one ends."""
+        """What all streams together need, from their beginning until the last one ends, of links with the same load."""
+        links: dict[int, list[LinkId]] = {}
         for link, size_bytes in self.loads.items():
+            links.setdefault(size_bytes, []).append(link)
+        for size_bytes, loaded in links.items():
             bps = size_bytes * _BIT_NS_PER_BYTE // (self.done_ns - self.ready_ns)
             if bps:
                 piece = Piece(self.ready_ns, self.done_ns, bps)
-                yield Reservation((link,), Profile(self.ready_ns, self.done_ns, (piece,)))
+                yield Reservation(tuple(loaded), Profile(self.ready_ns, self.done_ns, (piece,)))
 
     def profile(self, stripe: int, level: int) -> Profile:
         """Return the rate profile of a stream that has so many hops before it."""

@@ -49,12 +49,12 @@ class ReduceBuffers:
     """What is reduced, and where the result goes.
 
     Args:
-        given: the tensor's bytes; never written to, and empty if this worker only receives the result.
+        given: the tensor's bytes; never written to. None if this worker only receives the result.
         result: as long as the tensor, rounded up to whole ``ALIGNMENT_BYTES``.
         dtype: of the elements, as in a layout.
     """
 
-    given: memoryview
+    given: memoryview | None
     result: memoryview
     dtype: str
 
@@ -100,10 +100,10 @@ class Attempt:
 
     def _begin(self, group: asyncio.TaskGroup, part: ReducePart) -> None:
         """Start all edges of one range."""
-        own = self._own(part)
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
-        is_lone_root = part.source is None and bool(part.takers)
-        summed = self._sum(part, out) if part.inputs or is_lone_root else None
+        own = self._own(part)
+        is_root = part.source is None and bool(part.takers)
+        summed = self._sum(part, out) if part.inputs or is_root else None
         relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
@@ -111,8 +111,9 @@ class Attempt:
             return
         answered = _answered(part, len(out))
         if summed is not None:
-            group.create_task(summed.add(0, own))
-            for i, peer in enumerate(part.inputs, start=1):
+            if own:
+                group.create_task(summed.add(0, own))
+            for i, peer in enumerate(part.inputs, start=1 if own else 0):
                 answer = result if peer.worker in answered else None
                 group.create_task(self._receive(part, peer, summed, i, answer))
         if part.parent is not None:
@@ -125,7 +126,9 @@ class Attempt:
                 group.create_task(self._hand_on(part, taker, result))
 
     def _own(self, part: ReducePart) -> list[memoryview]:
-        """Return what this worker contributes to a range; of no length if it contributes nothing."""
+        """Return this worker's own bytes of a range, padded; none if it contributes nothing."""
+        if self._buffers.given is None:
+            return []
         given = self._buffers.given[part.start : part.end]
         padding = padded_bytes(len(given)) - len(given)
         return [given, _PADDING[:padding]] if padding else [given]
@@ -136,7 +139,8 @@ class Attempt:
         return Layout((TensorSpec(name=f"bytes {part.start} to {part.end}", shape=shape, dtype=dtype),))
 
     def _sum(self, part: ReducePart, out: memoryview) -> Accumulator:
-        inputs = [Input(), *(Input(kind=InputKind.SUM) for _ in part.inputs)]
+        own = [] if self._buffers.given is None else [Input()]
+        inputs = [*own, *(Input(kind=InputKind.SUM) for _ in part.inputs)]
         return Accumulator(self._layout(part), inputs, ordered=True, check_finite=False, buffer=out)
 
     async def _receive(
@@ -167,7 +171,7 @@ class Attempt:
         answer: Relay | None,
     ) -> None:
         """Send the sum as it becomes ready, once it is granted unless it is brief; receive the answer, if any."""
-        length, digest, ticket = sum(map(len, own)), self._layout(part).digest, parent.ticket
+        length, digest, ticket = padded_bytes(part.end - part.start), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         async with self._lines.line(parent.address) as connection:
             if not _is_brief(part, length):
