@@ -58,11 +58,6 @@ FIGURES = (
         module="fabric_replica",
         small={"updates_per_worker": 40, "stops": 2},
     ),
-    Figures(
-        keys=("allreduce_vs_gloo_equal", "allreduce_vs_gloo_slow_link"),
-        module="fabric_allreduce",
-        small={"rounds": 1, "megabytes": 1},
-    ),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.network import Network
 from mlfabric.planning import Batch, FabricState, Plan, PlannerConfig, plan, warm_up
 from mlfabric.scheduler.gets import get_requests
@@ -22,7 +21,7 @@ def every_plan_is_validated(monkeypatch: pytest.MonkeyPatch) -> None:
         found.validate(network)
         return found
 
-    for user in (pushes, get_requests, all_reduce):
+    for user in (pushes, get_requests):
         monkeypatch.setattr(user, "plan", validated)
 
 

@@ -1,12 +1,16 @@
 """AllReduce: who sums what for whom in one round (design, section 5). Pure.
 
-The planner shapes a round by hosts; here its plan becomes, for each range of the tensor's bytes, a tree into a root and
-one out of it. A tree of the planner's is one such pair over all bytes, a stripe one over its part. A ring of N hosts is
-N chains, each over an N-th of the bytes and rooted at another host, with the results handed back along the chain: every
-link carries what it would in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy.
+The planner finds a way for hosts; here it becomes, for each range of the tensor's bytes, a tree into a root and one out
+of it. A tree of the planner's is one such pair over all bytes, a stripe one over its part. A ring of N hosts is N
+chains, each over an N-th of the bytes and rooted at another host, with the results handed back along the chain: every
+link carries what it would in a ring, 2 (N - 1) / N of the size each way, and each chain keeps both directions busy. Of
+more than ``MOST_CHAINS`` hosts there are ``CHAINS_OF_MANY`` chains, and each link carries about twice the size: the
+number of streams of all chains would grow with the square.
 
-Several workers of one host send to one of them, which acts for the host. The root is random among hosts without a slow
-link, and so is who starts which chain: drawn from the term and the round, so the same events give the same trees.
+Several workers of one host send to one of them, which acts for the host. Which of several hosts that are alike is a
+root, and who starts which chain, is random: drawn from the term and the round, so the same events give the same trees.
+
+A worker that only receives sends nothing and sums nothing; it may hand the result on.
 """
 
 from __future__ import annotations
@@ -21,28 +25,20 @@ from mlfabric.methods.byte_trees import Trees
 from mlfabric.methods.shares import held_to_shares
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.specs import ALIGNMENT_BYTES
-from mlfabric.network import Network, down_link, up_link
-from mlfabric.planning import (
-    Batch,
-    Candidate,
-    Consistency,
-    FabricState,
-    Plan,
-    PlannerConfig,
-    Shape,
-    is_planner_loaded,
-    plan,
-)
-from mlfabric.planning.plan import Kind, Transfer
-from mlfabric.protocol import RoundId, UpdateId
+from mlfabric.network import Network, Reservation, down_link, up_link
+from mlfabric.planning import Consistency, PlannerConfig, Shape
+from mlfabric.planning.all_reduce import way_of
+from mlfabric.planning.rings import Ring
+from mlfabric.planning.stripes import Hosts, Striped
+from mlfabric.protocol import RoundId
 
-__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "planner_config", "ring_ns", "shape_round", "spread_bps"]
+__all__ = ["RING_FROM_NS", "TREES_FROM_NS", "Shaped", "planner_config", "ring_ns", "shape_round"]
 
 TREES_FROM_NS = 200_000
 RING_FROM_NS = 800_000
 """How long a tensor takes over a fast host's link from which on hops, with their messages, are worth while; stripes
 as a ring."""
-_SLOW_SHARE = 2 / 3
+MOST_CHAINS, CHAINS_OF_MANY = 16, 8
 _SPREAD = 1.5
 """How many times the planned rate a stream may have, so that it makes up for what others were late."""
 
@@ -53,14 +49,16 @@ class Shaped:
 
     Args:
         trees: over all bytes, each byte in one; none of an empty tensor.
-        transfers: to be reserved.
+        transfers: what is to be reserved for them.
+        ring: the workers of a ring in turn; empty if it is none.
         without_stripes: they might have been used, but for not being allowed.
     """
 
     shape: Shape
     trees: tuple[Trees, ...]
-    transfers: tuple[Transfer, ...]
+    transfers: tuple[Reservation, ...]
     reason: str
+    ring: tuple[str, ...] = ()
     without_stripes: bool = False
 
 
@@ -93,61 +91,32 @@ def shape_round(
     """Plan a round; ``network`` is not changed.
 
     Args:
-        members: the host of each worker that contributes; at least one.
+        members: the host of each worker whose tensor is summed; at least one.
         size_bytes: of each worker's tensor.
         late: workers that have not asked yet; nobody is to wait for them longer than needed.
-        without: shapes that are not to be used if there are others for such a tensor.
-        receivers: the host of each worker that only receives the result, and may hand it on.
+        without: shapes that are not to be used if there are others for such a tensor, and nobody only receives.
+        receivers: the host of each worker that only gets the result; none is a member.
 
     Returns:
         How it is to go, or why there is no way now.
     """
-    if receivers:
-        shaped = shape_round(
-            network, {**members, **receivers}, size_bytes, round_id, now_ns, (*late, *receivers), without
-        )
-        if isinstance(shaped, str):
-            return shaped
-        return replace(shaped, trees=tuple(_without_inputs(tree, receivers) for tree in shaped.trees))
-    draw = random.Random(f"{round_id.term}/{round_id.counter}")
-    order = sorted(members)
-    draw.shuffle(order)
-    leaders: dict[str, str] = {}
-    for worker in order:
-        leaders.setdefault(members[worker], worker)
-    if len(leaders) == 1 or not is_planner_loaded():
-        found = _star(network, leaders, now_ns)
-        reason = f"summed at {found}" if len(leaders) == 1 else f"summed at {found}; the planner is not loaded yet"
-        pair = _pair(leaders, [], found)
-        return _shaped(Shape.DIRECT, [pair], size_bytes, members, leaders, (), reason)
-    late_hosts = {members[worker] for worker in late}
-    wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in leaders))
-    config = planner_config(size_bytes, wire_ns)
-    allowed = replace(config, shapes=config.shapes - without or config.shapes)
-    planned = _plan(network, leaders, size_bytes, now_ns, late_hosts, allowed)
-    if not planned.commits:
-        return planned.deferred[0].reason
-    transfers, reason = tuple(planned.transfers), planned.commits[0].reason
-    if planned.shape is Shape.RING:
-        pairs = _chains(transfers, leaders, draw.randrange(len(leaders)))
-    elif planned.shape is Shape.STRIPES:
-        stripes = range(len(planned.stripe_bytes))
-        pairs = [_pair(leaders, [t for t in transfers if t.stripe == stripe], None) for stripe in stripes]
+    making = _Making(members, receivers, size_bytes, round_id)
+    hosts = making.hosts(late)
+    if len(hosts.names) == 1:
+        return making.shaped(Shape.DIRECT, [making.star()], f"summed at {making.leaders[hosts.names[0]]}")
+    wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in hosts.names))
+    possible = planner_config(size_bytes, wire_ns).shapes
+    shapes = possible - (without if not receivers else frozenset()) or possible
+    way = way_of(network, hosts, size_bytes, now_ns, chunk_bytes, shapes)
+    if way.ring is not None:
+        shaped = making.in_ring(way.ring, way.reason)
+    elif way.striped is not None:
+        shaped = making.in_stripes(way.shape, way.striped, way.reason)
     else:
-        pairs = [_pair(leaders, transfers, None)]
-    shaped = _shaped(planned.shape, pairs, size_bytes, members, leaders, transfers, reason)
-    if planned.shape is Shape.STRIPES:
-        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, members, now_ns))
-    return replace(shaped, without_stripes=Shape.STRIPES in config.shapes & without)
-
-
-def _without_inputs(tree: Trees, receivers: Collection[str]) -> Trees:
-    """Return a tree in which receivers send nothing on the way in but what others have sent them."""
-    parents = dict(tree.parents)
-    while leaves := [w for w in parents if w in receivers and w not in parents.values()]:
-        for worker in leaves:
-            del parents[worker]
-    return replace(tree, parents=parents)
+        return way.reason
+    if way.shape is Shape.STRIPES:
+        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, making.hosts_of_all, now_ns))
+    return replace(shaped, without_stripes=Shape.STRIPES in possible - shapes)
 
 
 def ring_ns(network: Network, hosts: Collection[str], size_bytes: int, now_ns: int) -> int:
@@ -162,102 +131,106 @@ def ring_ns(network: Network, hosts: Collection[str], size_bytes: int, now_ns: i
     return 2 * (len(ring) - 1) * size_bytes * 8 * 10**9 // (len(ring) * max(1, slowest_bps))
 
 
-def _plan(
-    network: Network,
-    leaders: Mapping[str, str],
-    size_bytes: int,
-    now_ns: int,
-    late_hosts: Collection[str],
-    config: PlannerConfig,
-) -> Plan:
-    """Ask the planner; of hosts that are alike, it takes as a root the one that is ready last, here by a nanosecond."""
-    updates = tuple(
-        Candidate(
-            update=UpdateId(worker, 0, 0), source=host, size_bytes=size_bytes, ready_ns=now_ns + place, computed_from=0
-        )
-        for place, (host, worker) in enumerate(leaders.items())
-    )
-    return plan(Batch(updates=updates), network, FabricState(now_ns=now_ns, late=frozenset(late_hosts)), config)
-
-
-def _star(network: Network, leaders: Mapping[str, str], now_ns: int) -> str:
-    """Return the worker at the first host without a slow link."""
-    rates_bps = {host: _rate_bps(network, host, now_ns) for host in leaders}
-    best = max(rates_bps.values())
-    return next(worker for host, worker in leaders.items() if rates_bps[host] >= _SLOW_SHARE * best)
-
-
 def _rate_bps(network: Network, host: str, now_ns: int) -> int:
     """Return what the slower direction of a host's link carries."""
     return min(network.rate_bps(link, now_ns) for link in (up_link(host), down_link(host)))
 
 
 _Pair = tuple[str, dict[str, str], dict[str, str]]
+"""Root, parents and sources over workers that act for their hosts."""
 
 
-def _pair(leaders: Mapping[str, str], transfers: Sequence[Transfer], star: str | None) -> _Pair:
-    """Return root, parents and sources of the planner's trees, or of a star."""
-    if star is not None:
-        others = [worker for worker in leaders.values() if worker != star]
-        return star, dict.fromkeys(others, star), dict.fromkeys(others, star)
-    parents, sources = {}, {}
-    for transfer in transfers:
-        source, destination = leaders[transfer.source], leaders[transfer.destination]
-        if transfer.kind is Kind.MODEL:
-            sources[destination] = source
-        else:
-            parents[source] = destination
-    (root,) = set(leaders.values()) - set(parents)
-    return root, parents, sources
+class _Making:
+    """Makes trees over workers of what was planned for hosts.
 
+    Attributes:
+        leaders: by host, the worker that acts for it, members first; in random order.
+        hosts_of_all: the host of each worker.
+    """
 
-def _chains(transfers: Sequence[Transfer], leaders: Mapping[str, str], turn: int) -> list[_Pair]:
-    """Return a chain to each worker of a ring, the results going back along it."""
-    following = {leaders[transfer.source]: leaders[transfer.destination] for transfer in transfers}
-    ring = [next(iter(following))]
-    while len(ring) < len(following):
-        ring.append(following[ring[-1]])
-    pairs = []
-    for k in range(len(ring)):
-        place = (k + turn) % len(ring)
-        chain = [*ring[place + 1 :], *ring[: place + 1]]
-        parents = dict(itertools.pairwise(chain))
-        pairs.append((ring[place], parents, dict(parents)))
-    return pairs
+    def __init__(
+        self, members: Mapping[str, str], receivers: Mapping[str, str], size_bytes: int, round_id: RoundId
+    ) -> None:
+        self._draw = random.Random(f"{round_id.term}/{round_id.counter}")
+        self._members, self._size_bytes = members, size_bytes
+        self.hosts_of_all = {**members, **receivers}
+        self.leaders: dict[str, str] = {}
+        for workers in (sorted(members), sorted(receivers)):
+            self._draw.shuffle(workers)
+            for worker in workers:
+                self.leaders.setdefault(self.hosts_of_all[worker], worker)
+        self._followers = {
+            worker: leader
+            for worker, host in sorted(self.hosts_of_all.items())
+            if (leader := self.leaders[host]) != worker
+        }
 
-
-def _shaped(
-    shape: Shape,
-    pairs: Sequence[_Pair],
-    size_bytes: int,
-    members: Mapping[str, str],
-    leaders: Mapping[str, str],
-    transfers: tuple[Transfer, ...],
-    reason: str,
-) -> Shaped:
-    """Deal the bytes out and let each host's other workers send to the one that acts for it."""
-    followers = {w: leaders[host] for w, host in sorted(members.items()) if leaders[host] != w}
-    bounds, rate_bps = _bounds(size_bytes, len(pairs)), spread_bps(shape, transfers)
-    trees = tuple(
-        Trees(
-            start=start,
-            end=end,
-            root=root,
-            parents={**parents, **followers},
-            sources={**sources, **followers},
-            rate_bps=rate_bps,
+    def hosts(self, late: Collection[str]) -> Hosts:
+        """Return the hosts in the order of their leaders."""
+        late_hosts = {self.hosts_of_all[worker] for worker in late}
+        names = list(self.leaders)
+        return Hosts(
+            names=names,
+            late=[number for number, name in enumerate(names) if name in late_hosts],
+            receivers=[number for number, name in enumerate(names) if self.leaders[name] not in self._members],
         )
-        for (start, end), (root, parents, sources) in zip(bounds, pairs, strict=False)
-        if end > start
-    )
-    return Shaped(shape=shape, trees=trees, transfers=transfers, reason=reason)
 
+    def star(self) -> _Pair:
+        """Return the trees of a single host."""
+        return next(iter(self.leaders.values())), {}, {}
 
-def spread_bps(shape: Shape, transfers: Sequence[Transfer]) -> int:
-    """Return at which rate streams are spread out: those of stripes meet, and all are to go at the same pace."""
-    if shape is not Shape.STRIPES:
-        return 0
-    return round(_SPREAD * max(piece.bps for transfer in transfers for piece in transfer.profile.pieces))
+    def in_stripes(self, shape: Shape, striped: Striped, reason: str) -> Shaped:
+        """Make the trees of stripes, or of a single one."""
+        workers, pairs = list(self.leaders.values()), []
+        for tree in striped.trees:
+            parents = {workers[host]: workers[to] for host, to in enumerate(tree.parents) if to >= 0}
+            sources = {workers[host]: workers[giver] for host, giver in enumerate(tree.givers) if giver >= 0}
+            pairs.append((workers[tree.root], parents, sources))
+        bounds = list(itertools.pairwise((0, *itertools.accumulate(striped.size_bytes))))
+        shaped = self.shaped(shape, pairs, reason, bounds, tuple(striped.reservations))
+        if shape is not Shape.STRIPES:
+            return shaped
+        spread = _SPREAD * 8e9 / striped.span_ns
+        trees = tuple(replace(tree, rate_bps=round(spread * (tree.end - tree.start))) for tree in shaped.trees)
+        return replace(shaped, trees=trees)
+
+    def in_ring(self, ring: Ring, reason: str) -> Shaped:
+        """Make a chain to each worker of a ring, or to some of many, the results going back along it."""
+        workers = [self.leaders[host] for host in ring.hosts]
+        count, turn = len(workers), self._draw.randrange(len(workers))
+        chains, pairs = count if count <= MOST_CHAINS else CHAINS_OF_MANY, []
+        for k in range(chains):
+            place = (k * count // chains + turn) % count
+            chain = [*workers[place + 1 :], *workers[: place + 1]]
+            parents = dict(itertools.pairwise(chain))
+            pairs.append((workers[place], parents, dict(parents)))
+        reserved = tuple(Reservation(path, ring.profile) for path in ring.paths)
+        return replace(self.shaped(Shape.RING, pairs, reason, transfers=reserved), ring=tuple(workers))
+
+    def shaped(
+        self,
+        shape: Shape,
+        pairs: Sequence[_Pair],
+        reason: str,
+        bounds: Sequence[tuple[int, int]] = (),
+        transfers: tuple[Reservation, ...] = (),
+    ) -> Shaped:
+        """Let each host's other workers send to the one that acts for it; deal the bytes out evenly if not told how."""
+        senders = {worker: leader for worker, leader in self._followers.items() if worker in self._members}
+        trees = tuple(
+            Trees(
+                start=start,
+                end=min(end, self._size_bytes),
+                root=root,
+                parents={**parents, **senders},
+                sources={**sources, **self._followers},
+            )
+            for (start, end), (root, parents, sources) in zip(
+                bounds or _bounds(self._size_bytes, len(pairs)), pairs, strict=True
+            )
+            if min(end, self._size_bytes) > start
+        )
+        return Shaped(shape=shape, trees=trees, transfers=transfers, reason=reason)
 
 
 def _bounds(size_bytes: int, parts: int) -> list[tuple[int, int]]:

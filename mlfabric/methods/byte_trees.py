@@ -14,8 +14,8 @@ class Trees:
 
     Args:
         start, end: the range; ``start`` is a multiple of ``ALIGNMENT_BYTES``, ``end`` greater.
-        parents: to whom each worker but the root sends the sum of its own and what was sent to it.
-        sources: from whom each worker but the root has the result.
+        parents: to whom each worker that contributes, but the root, sends the sum of its own and what was sent to it.
+        sources: from whom each worker but the root has the result; also workers that contribute nothing.
         rate_bps: at about which the streams are to be spread out; 0 for as fast as they go.
         sums_bps, results_bps: by worker, at most at which its sum goes to its parent, and the result comes from its
             source; 0, or not there, if links carry more than comes.

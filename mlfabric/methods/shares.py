@@ -8,8 +8,7 @@ that is the narrow place are held to about their even shares of it.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mlfabric.methods.byte_trees import Trees
@@ -19,6 +18,7 @@ __all__ = ["held_to_shares"]
 
 _HELD = 1.1
 """How many times its even share a stream may have: what a queue takes in, and enough to show a link that is faster."""
+_NO_LIMIT_BPS = 1 << 62
 
 
 def held_to_shares(
@@ -30,33 +30,50 @@ def held_to_shares(
         trees: of one round; all their streams run at once.
         hosts: of each worker; links of hosts that the network does not know hold nothing.
     """
-    load: Counter[LinkId] = Counter()
+    ups, downs = dict.fromkeys(hosts.values(), 0), dict.fromkeys(hosts.values(), 0)
     for tree in trees:
-        for source, destination in (*tree.parents.items(), *((s, w) for w, s in tree.sources.items())):
-            for link in _links(network, hosts[source], hosts[destination]):
-                load[link] += tree.end - tree.start
-    bps = {link: network.rate_bps(link, now_ns) for link in load}
-
-    def most_bps(tree: Trees, source: str, destination: str) -> int:
-        links = _links(network, hosts[source], hosts[destination])
-        shares = [bps[link] * (tree.end - tree.start) // load[link] for link in links]
-        held_bps = round(_HELD * min(shares, default=0))
-        return held_bps if held_bps < tree.rate_bps else 0
-
-    return tuple(
-        replace(
-            tree,
-            sums_bps={worker: most_bps(tree, worker, parent) for worker, parent in tree.parents.items()},
-            results_bps={worker: most_bps(tree, source, worker) for worker, source in tree.sources.items()},
-        )
-        for tree in trees
+        size_bytes = tree.end - tree.start
+        for source, destination in _streams(tree):
+            one, other = hosts[source], hosts[destination]
+            if one != other:
+                ups[one] += size_bytes
+                downs[other] += size_bytes
+    up_bps, down_bps = (
+        _rates_bps(network, link, loads, now_ns) for link, loads in ((up_link, ups), (down_link, downs))
     )
 
+    def held(tree: Trees) -> Trees:
+        size_bytes = tree.end - tree.start
+        up_shares = {host: bps * size_bytes // ups[host] for host, bps in up_bps.items()}
+        down_shares = {host: bps * size_bytes // downs[host] for host, bps in down_bps.items()}
 
-def _links(network: Network, source: str, destination: str) -> Iterator[LinkId]:
-    """Yield the links of both hosts that a stream between them uses."""
-    if source != destination:
-        if network.has_host(source):
-            yield up_link(source)
-        if network.has_host(destination):
-            yield down_link(destination)
+        def most_bps(source: str, destination: str) -> int:
+            one, other = hosts[source], hosts[destination]
+            if one == other:
+                return 0
+            up, down = up_shares.get(one, _NO_LIMIT_BPS), down_shares.get(other, _NO_LIMIT_BPS)
+            held_bps = round(_HELD * (up if up < down else down))
+            return held_bps if held_bps < tree.rate_bps else 0
+
+        return replace(
+            tree,
+            sums_bps={worker: most_bps(worker, parent) for worker, parent in tree.parents.items()},
+            results_bps={worker: most_bps(source, worker) for worker, source in tree.sources.items()},
+        )
+
+    return tuple(map(held, trees))
+
+
+def _streams(tree: Trees) -> Iterator[tuple[str, str]]:
+    """Yield who sends to whom."""
+    yield from tree.parents.items()
+    for worker, source in tree.sources.items():
+        yield source, worker
+
+
+def _rates_bps(
+    network: Network, link: Callable[[str], LinkId], loads: Mapping[str, int], now_ns: int
+) -> dict[str, int]:
+    """Return what the links of hosts carry over which anything goes."""
+    known: Iterable[str] = (host for host, load in loads.items() if load and network.has_host(host))
+    return {host: network.rate_bps(link(host), now_ns) for host in known}

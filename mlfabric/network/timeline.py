@@ -38,6 +38,8 @@ class Timeline:
 
     def least(self, start_ns: int, end_ns: int) -> int:
         """Return the least value within ``[start_ns, end_ns)``, which must not be empty."""
+        if len(self.values) == 1:
+            return self.values[0]
         first = bisect_right(self.times, start_ns, 0, len(self.values)) - 1
         return min(self.values[first : bisect_left(self.times, end_ns)])
 

@@ -1,204 +1,163 @@
 """AllReduce: the sum of all updates goes to every worker; there is no server (design, section 5).
 
-Every worker's host may sum and relay. So any host without a slow link may be the root of trees (``round_trips.py``,
-``round_shapes.py``); or all hosts make a ring (``rings.py``); or the tensor goes in stripes (``stripes.py``). The
-planner takes the shape with which the last worker has the result earliest. If a host cannot send to the others or be
-reached by them, there is no sum, and all updates wait.
-
-If some workers are late, only the others relay, in stripes. Without stripes all wait for the late ones, and only trees
-to one root and back are considered. Trees are searched only for few hosts: with many, the search takes longer than it
-saves, and stripes are better.
+Every worker's host may sum and relay. The tensor goes in stripes (``stripes.py``), a single tree being one stripe, or
+all hosts make a ring (``rings.py``), if that is faster: in a star it never is, in other networks it crosses few links
+between switches. If a host cannot send to the others or be reached
+by them, there is no sum, and all updates wait. Hosts that are late relay nothing, and there is no ring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
-from mlfabric.network import HORIZON_NS, Network
-from mlfabric.planning.fluid.world import World
+from mlfabric.errors import UsageError
+from mlfabric.network import Network
 from mlfabric.planning.plan import Commit, Deferred, Group, Kind, Plan, Toward, Transfer
-from mlfabric.planning.plan_values import Candidate
-from mlfabric.planning.problem import Batch, Consistency, FabricState, PlannerConfig, Shape
+from mlfabric.planning.problem import Batch, FabricState, PlannerConfig, Shape
 from mlfabric.planning.rings import Ring, find_ring
-from mlfabric.planning.round_trips import RoundTrip, best_round_trip
-from mlfabric.planning.stripes import Edge, Striped, find_stripes
+from mlfabric.planning.stripe_fans import MOST_STRIPES
+from mlfabric.planning.stripes import Edge, Hosts, Striped, edges_of, find_stripes
 from mlfabric.protocol import UpdateId
 
-__all__ = ["AllReduced", "plan_all_reduce", "reduce_all", "warm"]
-
-MOST_FOR_TREES = 10
-"""With more hosts than this, trees are not searched if there are good stripes."""
-MOST_FOR_HOPS = 1.5
-"""Good stripes take at most this many times the time that their bytes need over the links."""
-_WHOLE_BITS = 1 << 54  # no update is larger than this chunk: everything is stored before it is forwarded
+__all__ = ["Way", "plan_all_reduce", "way_of"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduced:
-    """How every worker gets the sum of all.
+class Way(NamedTuple):
+    """How a tensor goes to all and back: in stripes or as a ring; if both are None, ``reason`` says why not at all."""
+
+    shape: Shape
+    striped: Striped | None
+    ring: Ring | None
+    reason: str
+
+
+def way_of(
+    network: Network,
+    hosts: Hosts,
+    size_bytes: int,
+    ready_ns: int,
+    chunk_bytes: Callable[[int], int],
+    shapes: Collection[Shape],
+) -> Way:
+    """Find how every host gets the sum earliest; ``network`` is not changed.
 
     Args:
-        updates: in the order of ids.
-        arrive_ns: by update, when its worker has the sum; empty if there is no way.
-        stripe_bytes: of each stripe; empty for other shapes.
+        hosts: at least two.
+        size_bytes: of every host's tensor.
+        ready_ns: when the last of them is ready.
+        chunk_bytes: how much of every input of a stripe is received before it is forwarded, by the stripe's size.
+        shapes: that may be used; DIRECT is always among them.
     """
+    most = MOST_STRIPES if Shape.STRIPES in shapes else 1 if Shape.TREE in shapes else 0
+    striped = find_stripes(network, hosts, size_bytes, ready_ns, chunk_bytes if most else _whole, most)
+    may_be_ring = Shape.RING in shapes and not hosts.late and not hosts.receivers
+    may_be_faster = most < MOST_STRIPES or not network.is_star
+    ring = find_ring(network, hosts.names, size_bytes, ready_ns) if may_be_ring and may_be_faster else None
+    if ring is not None and (striped is None or ring.arrive_ns < striped.done_ns):
+        reason = f"ring of {len(hosts.names)}: {_ms(ring.arrive_ns - ready_ns)}"
+        return Way(Shape.RING, None, ring, reason)
+    if striped is None:
+        reason = f"no way from each of {len(hosts.names)} hosts to all others: some link has no capacity"
+        return Way(Shape.DIRECT, None, None, reason)
+    roots = [hosts.names[tree.root] for tree in striped.trees]
+    takes = _ms(striped.done_ns - ready_ns)
+    if len(roots) > 1 or (most > 1 and hosts.late):
+        stripes = "one stripe" if len(roots) == 1 else f"{len(roots)} stripes"
+        return Way(Shape.STRIPES, striped, None, f"in {stripes} summed at {', '.join(roots)}: {takes}")
+    shape, how = (Shape.TREE, "cut-through trees") if most else (Shape.DIRECT, "directly")
+    return Way(shape, striped, None, f"summed at {roots[0]}, {how}: {takes}")
 
-    updates: tuple[UpdateId, ...]
-    transfers: tuple[Transfer, ...]
-    arrive_ns: tuple[int, ...]
-    shape: Shape
-    reason: str
-    stripe_bytes: tuple[int, ...] = ()
+
+def _whole(size_bytes: int) -> int:
+    """Return how much is received before it is forwarded if everything is stored first."""
+    return size_bytes
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.1f} ms"
 
 
 def plan_all_reduce(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:
     """Plan how every worker gets the sum of a batch; ``network`` is not changed.
 
     If no shape reaches all workers, nothing is sent and every update is deferred.
+
+    Raises:
+        UsageError: updates of different sizes.
     """
-    found = reduce_all(batch, network, state, config)
-    results = tuple(i for i, transfer in enumerate(found.transfers) if transfer.kind in (Kind.MODEL, Kind.RING))
-    return Plan(
-        batch=batch,
-        state=state,
-        config=config,
-        shape=found.shape,
-        transfers=found.transfers,
-        groups=(Group(members=found.updates, shape=found.shape, last=results),) if found.arrive_ns else (),
-        commits=_commits(batch, state, found),
-        deferred=() if found.arrive_ns else tuple(Deferred(what=u, reason=found.reason) for u in found.updates),
-        stripe_bytes=found.stripe_bytes,
-    )
-
-
-def _commits(batch: Batch, state: FabricState, found: AllReduced) -> tuple[Commit, ...]:
-    computed_from = {candidate.update: candidate.computed_from for candidate in batch.updates}
-    return tuple(
-        Commit(
-            update=update,
-            position=n,
-            version=state.v_init,
-            tau=state.v_init - computed_from[update],
-            deadline=None,
-            arrive_ns=at_ns,
-            commit_ns=at_ns,
-            group=0,
-            reason=found.reason,
-        )
-        for n, (update, at_ns) in enumerate(zip(found.updates, found.arrive_ns, strict=False), start=1)
-    )
-
-
-def reduce_all(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> AllReduced:
-    """Find the best shape for an AllReduce among those that are allowed; ``network`` is not changed."""
-    return _Sum(batch, network, state, config).best()
+    return _Sum(batch, network, state, config).plan()
 
 
 class _Sum:
-    """What is to be summed; hosts are numbered by name."""
+    """What is to be summed, in the order of ids; hosts are numbered, the last that is ready first."""
 
     def __init__(self, batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> None:
-        self._network, self._shapes, self._now_ns = network, config.shapes, state.now_ns
-        self._late = state.late
-        updates = sorted(batch.updates, key=lambda candidate: candidate.update)
-        self._ids = tuple(candidate.update for candidate in updates)
-        self._names = sorted({candidate.source for candidate in updates})
-        number = {name: i for i, name in enumerate(self._names)}
-        self._host = [number[candidate.source] for candidate in updates]
-        self._bits, self._ready_ns = [0] * len(number), [state.now_ns] * len(number)
-        for host, candidate in zip(self._host, updates, strict=True):
-            self._bits[host] = max(self._bits[host], 8 * candidate.size_bytes)
-            self._ready_ns[host] = max(self._ready_ns[host], candidate.ready_ns)
-        self._chunk_bits = 8 * config.chunk_bytes if Shape.TREE in config.shapes else _WHOLE_BITS
+        self._batch, self._network, self._state, self._config = batch, network, state, config
+        self._updates = sorted(batch.updates, key=lambda candidate: candidate.update)
+        self._ids = tuple(candidate.update for candidate in self._updates)
+        sizes = {candidate.size_bytes for candidate in self._updates}
+        if len(sizes) > 1:
+            raise UsageError(f"an AllReduce of {min(sizes)} to {max(sizes)} bytes; all updates must have one size")
+        self._size_bytes = max(sizes, default=0)
+        ready_ns: dict[str, int] = {}
+        for candidate in self._updates:
+            ready_ns[candidate.source] = max(state.now_ns, candidate.ready_ns, ready_ns.get(candidate.source, 0))
+        self._names = sorted(ready_ns, key=lambda name: (-ready_ns[name], name))
+        self._number = {name: number for number, name in enumerate(self._names)}
+        self._host_ready_ns = [ready_ns[name] for name in self._names]
+        self._ready_ns = max(self._host_ready_ns, default=state.now_ns)
 
-    def best(self) -> AllReduced:
-        """Compare all shapes."""
-        if len(self._names) < 2:
-            return self._answer((), self._ready_ns, Shape.DIRECT, "nobody else takes part: nothing is sent")
-        striped, ring = self._stripes(), self._ring()
-        world = World(self._network, self._names, self._names)
-        is_enough = striped is not None and (bool(self._late) or self._is_enough(striped))
-        trip = None if is_enough else self._trip(world)
-        ends_ns = {
-            Shape.TREE: max(trip.done_ns) if trip else HORIZON_NS,
-            Shape.STRIPES: max(striped.done_ns) if striped else HORIZON_NS,
-            Shape.RING: ring.arrive_ns if ring else HORIZON_NS,
-        }
-        shape = min(ends_ns, key=lambda shape: ends_ns[shape])
-        if ends_ns[shape] >= HORIZON_NS:
-            reason = f"no way from each of {len(self._names)} hosts to all others: some link has no capacity"
-            return self._answer((), None, Shape.DIRECT, reason)
-        others = self._others({other: end_ns for other, end_ns in ends_ns.items() if other is not shape})
-        if shape is Shape.RING and ring is not None:
-            reason = f"ring of {len(self._names)}: {self._ms(ring.arrive_ns)}{others}"
-            return self._answer(self._ring_transfers(ring), [ring.arrive_ns] * len(self._names), shape, reason)
-        if shape is Shape.STRIPES and striped is not None:
-            reason = f"{self._stripes_text(striped)}: {self._ms(ends_ns[shape])}{others}"
-            transfers = self._striped_transfers(striped)
-            return self._answer(transfers, striped.done_ns, shape, reason, striped.size_bytes)
-        assert trip is not None, "the other shapes take longer"
-        root, cut_through = self._names[trip.root], Shape.TREE in self._shapes
-        how = "cut-through trees" if cut_through else "directly"
-        reason = f"summed at {root}, {how}: {self._ms(ends_ns[shape])}{others}"
-        shape = Shape.TREE if cut_through else Shape.DIRECT
-        return self._answer(self._trip_transfers(trip, world), trip.done_ns, shape, reason)
-
-    def _is_enough(self, striped: Striped) -> bool:
-        """Tell whether trees need not be searched: there are many hosts, and bytes take longer than hops."""
-        took_ns = max(striped.done_ns) - striped.ready_ns
-        return len(self._names) > MOST_FOR_TREES and took_ns < MOST_FOR_HOPS * striped.span_ns
-
-    def _others(self, ends_ns: Mapping[Shape, int]) -> str:
-        """Say how long the shapes that were not chosen would take."""
-        words = {Shape.TREE: "through a root", Shape.STRIPES: "in stripes", Shape.RING: "as a ring"}
-        told = [f"{words[shape]}: {self._ms(at_ns)}" for shape, at_ns in ends_ns.items() if at_ns < HORIZON_NS]
-        return f" ({', '.join(told)})" if told else ""
-
-    def _stripes_text(self, striped: Striped) -> str:
-        roots = ", ".join(self._names[root] for root in striped.roots)
-        count = len(striped.roots)
-        return f"in {count} stripes summed at {roots}" if count > 1 else f"in one stripe summed at {roots}"
-
-    def _trip(self, world: World) -> RoundTrip | None:
-        cut_through = Shape.TREE in self._shapes
-        return best_round_trip(world, self._bits, self._ready_ns, self._now_ns, self._chunk_bits, trees=cut_through)
-
-    def _stripes(self) -> Striped | None:
-        """Plan stripes if they are allowed; they are equal only for updates that are."""
-        if Shape.STRIPES not in self._shapes or len(set(self._bits)) > 1 or not self._bits[0]:
-            return None
-        able = [host for host, name in enumerate(self._names) if name not in self._late]
-        if not able:
-            return None
-        order = sorted(able, key=lambda host: (-self._ready_ns[host], host))
-        size_bytes, chunk_bytes = self._bits[0] // 8, self._chunk_bits // 8
-        return find_stripes(self._network, self._names, size_bytes, max(self._ready_ns), chunk_bytes, order)
-
-    def _ms(self, at_ns: int) -> str:
-        return f"{(at_ns - self._now_ns) / 1e6:.1f} ms"
-
-    def _answer(
-        self,
-        transfers: Sequence[Transfer],
-        done_ns: Sequence[int] | None,
-        shape: Shape,
-        reason: str,
-        stripe_bytes: tuple[int, ...] = (),
-    ) -> AllReduced:
-        return AllReduced(
-            updates=self._ids,
+    def plan(self) -> Plan:
+        """Plan it."""
+        way, transfers, done_ns = self._found()
+        results = tuple(i for i, transfer in enumerate(transfers) if transfer.kind in (Kind.MODEL, Kind.RING))
+        commits = self._commits(way, done_ns) if done_ns else ()
+        striped = way.striped if way.shape is Shape.STRIPES else None
+        return Plan(
+            batch=self._batch,
+            state=self._state,
+            config=self._config,
+            shape=way.shape,
             transfers=tuple(transfers),
-            arrive_ns=tuple(done_ns[host] for host in self._host) if done_ns is not None else (),
-            shape=shape,
-            reason=reason,
-            stripe_bytes=stripe_bytes,
+            groups=(Group(members=self._ids, shape=way.shape, last=results),) if commits else (),
+            commits=commits,
+            deferred=() if commits else tuple(Deferred(what=update, reason=way.reason) for update in self._ids),
+            stripe_bytes=striped.size_bytes if striped is not None else (),
         )
 
-    def _ring(self) -> Ring | None:
-        if Shape.RING not in self._shapes or self._late:
-            return None
-        return find_ring(self._network, self._names, max(self._bits) // 8, max(self._ready_ns))
+    def _found(self) -> tuple[Way, list[Transfer], list[int]]:
+        """Return the way, its transfers, and when each host has the sum."""
+        names = self._names
+        if len(names) < 2:
+            return Way(Shape.DIRECT, None, None, "nobody else takes part: nothing is sent"), [], self._host_ready_ns
+        late = [number for number, name in enumerate(names) if name in self._state.late]
+        shapes, chunk_bytes = self._config.shapes, self._config.chunk_bytes
+        hosts = Hosts(names=names, late=late)
+        way = way_of(self._network, hosts, self._size_bytes, self._ready_ns, lambda _: chunk_bytes, shapes)
+        if way.ring is not None:
+            return way, self._ring_transfers(way.ring), [way.ring.arrive_ns] * len(names)
+        if way.striped is not None:
+            return way, *self._striped_transfers(way.striped, cut_through=way.shape is not Shape.DIRECT)
+        return way, [], []
+
+    def _commits(self, way: Way, done_ns: Sequence[int]) -> tuple[Commit, ...]:
+        v_init = self._state.v_init
+        arrivals = [done_ns[self._number[candidate.source]] for candidate in self._updates]
+        return tuple(
+            Commit(
+                update=candidate.update,
+                position=n,
+                version=v_init,
+                tau=v_init - candidate.computed_from,
+                deadline=None,
+                arrive_ns=at_ns,
+                commit_ns=at_ns,
+                group=0,
+                reason=way.reason,
+            )
+            for n, (candidate, at_ns) in enumerate(zip(self._updates, arrivals, strict=True), start=1)
+        )
 
     def _ring_transfers(self, ring: Ring) -> list[Transfer]:
         return [
@@ -209,7 +168,7 @@ class _Sum:
                 destination=destination,
                 path=path,
                 size_bytes=ring.size_bytes,
-                ready_ns=max(self._ready_ns),
+                ready_ns=self._ready_ns,
                 profile=ring.profile,
                 arrive_ns=ring.arrive_ns,
                 members=self._ids,
@@ -217,19 +176,25 @@ class _Sum:
             for source, destination, path in zip(ring.hosts, (*ring.hosts[1:], ring.hosts[0]), ring.paths, strict=True)
         ]
 
-    def _striped_transfers(self, striped: Striped) -> list[Transfer]:
+    def _striped_transfers(self, striped: Striped, *, cut_through: bool) -> tuple[list[Transfer], list[int]]:
+        """Return all streams, and when each host has the sum."""
         transfers: list[Transfer] = []
-        for edge in striped.edges:
-            own = () if edge.back and edge.source != striped.roots[edge.stripe] else self._updates_at(edge.source)
-            brought = {update for k in edge.inputs for update in transfers[k].members}
-            transfers.append(self._stream(striped, edge, tuple(sorted({*own, *brought}))))
-        return transfers
+        done_ns = [striped.ready_ns] * len(self._names)
+        for edge in edges_of(striped, self._network, self._names):
+            root = striped.trees[edge.stripe].root
+            own = () if edge.back and edge.source != root else self._updates_at(edge.source)
+            members = {*own, *(update for k in edge.inputs for update in transfers[k].members)}
+            stream = self._stream(striped, edge, tuple(sorted(members)), cut_through=cut_through)
+            transfers.append(stream)
+            if edge.back or edge.destination == root:
+                done_ns[edge.destination] = max(done_ns[edge.destination], stream.arrive_ns)
+        return transfers, done_ns
 
-    def _updates_at(self, host: int) -> tuple[UpdateId, ...]:
-        return tuple(update for update, at in zip(self._ids, self._host, strict=True) if at == host)
+    def _updates_at(self, host: int) -> Iterator[UpdateId]:
+        return (update.update for update in self._updates if update.source == self._names[host])
 
-    def _stream(self, striped: Striped, edge: Edge, members: tuple[UpdateId, ...]) -> Transfer:
-        profile = striped.profile(edge)
+    def _stream(self, striped: Striped, edge: Edge, members: tuple[UpdateId, ...], *, cut_through: bool) -> Transfer:
+        profile = striped.profile(edge.stripe, edge.level)
         return Transfer(
             kind=Kind.MODEL if edge.back else Kind.SUM if len(members) > 1 else Kind.UPDATE,
             toward=Toward.WORKERS,
@@ -242,42 +207,6 @@ class _Sum:
             arrive_ns=profile.end_ns + self._network.latency_ns(edge.path),
             members=members,
             inputs=edge.inputs,
-            cut_through=bool(edge.inputs),
+            cut_through=bool(edge.inputs) and cut_through,
             stripe=edge.stripe,
         )
-
-    def _trip_transfers(self, trip: RoundTrip, world: World) -> list[Transfer]:
-        transfers = []
-        for leg in trip.legs(world):
-            members = tuple(update for update, host in zip(self._ids, self._host, strict=True) if host in leg.hosts)
-            summed = Kind.SUM if len(members) > 1 else Kind.UPDATE
-            transfers.append(
-                Transfer(
-                    kind=Kind.MODEL if leg.back else summed,
-                    toward=Toward.WORKERS,
-                    source=self._names[leg.source],
-                    destination=self._names[leg.destination],
-                    path=world.path(leg.route),
-                    size_bytes=leg.size_bytes,
-                    ready_ns=leg.start_ns,
-                    profile=leg.profile,
-                    arrive_ns=leg.arrive_ns,
-                    members=members,
-                    inputs=leg.inputs,
-                    cut_through=bool(leg.inputs) and self._chunk_bits < _WHOLE_BITS,
-                )
-            )
-        return transfers
-
-
-def warm() -> None:
-    """Run the kernels once on a tiny case, so that nobody waits for a compiler later."""
-    network = Network.star(10**9)
-    for host in "ab":
-        network.add_host(host)
-    updates = tuple(
-        Candidate(update=UpdateId(host, 0, 0), source=host, size_bytes=1000, ready_ns=0, computed_from=0)
-        for host in "ab"
-    )
-    config = PlannerConfig(consistency=Consistency.ALL_REDUCE)
-    reduce_all(Batch(updates=updates), network, FabricState(now_ns=0), config)

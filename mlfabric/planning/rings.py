@@ -62,7 +62,12 @@ def find_ring(network: Network, hosts: Sequence[str], size_bytes: int, ready_ns:
 
 
 def _tour(network: Network, hosts: Sequence[str]) -> tuple[str, ...]:
-    """Go from each host to the nearest that is left (links, latency, name), so that few links are crossed twice."""
+    """Go from each host to the nearest that is left (links, latency, name), so that few links are crossed twice.
+
+    In a star all are equally near.
+    """
+    if network.is_star:
+        return tuple(hosts)
     order, left = [hosts[0]], list(hosts[1:])
     while left:
         nearest = min(left, key=lambda host: _distance(network, order[-1], host))

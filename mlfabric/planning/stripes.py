@@ -5,36 +5,39 @@ stripes, where each host sums in at most one and relays in at most one, that wor
 bandwidth (SplitStream: Castro et al., SOSP 2003, section 3). A host that sums a stripe of k others receives it k times
 more, and one that relays it to k others sends it k times more. So summing hosts are chosen by what they can receive,
 relaying hosts by what they can send, and a stripe's two trees share only their root. A slow link carries every byte
-once, which is the minimum; in a ring it carries nearly twice that. Links may have become slow since they were measured:
-another reason to have many hosts relay, each for few others, because a slow host delays its stripe by the number of
-hosts that it relays for.
+once, which is the minimum; in a ring it carries nearly twice that. ``stripe_fans.py`` finds how many others each host
+does it for; here that becomes trees.
 
 All streams of all stripes run at the same time and take the same time. A stream starts when the first chunk of its
-inputs has arrived.
+inputs has arrived. A host that only receives is in no tree of sums.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from mlfabric.network import HORIZON_NS, LinkId, Network, Path, Piece, Profile
+from mlfabric.model.specs import ALIGNMENT_BYTES
+from mlfabric.network import HORIZON_NS, LinkId, Network, Path, Piece, Profile, Reservation
+from mlfabric.planning.stripe_fans import MOST_FAN, MOST_STRIPES, Fans, Work, alone, sketches
 
-__all__ = ["Edge", "Striped", "find_stripes"]
+__all__ = ["ABSENT", "Edge", "Hosts", "Striped", "Trees", "edges_of", "find_stripes"]
 
-_COUNTS = (2, 3, 4)
-_GROWTH = 1.02
-_MOST_TRIES = 400
+ABSENT = -2
+"""The parent of a host that is in no tree of sums; that of a root is -1."""
+HOP_NS = 300_000
+"""What a hop takes beside its first chunk: a message, and its way through two processes."""
+_HOPS_COUNT_S = 0.05
+"""Hops count in rounds of tensors that take less than so long over the fastest link."""
 _DOUBT = 0.1
 """The assumed probability that the link that carries most has become as slow as the slowest. It only has to be above 0,
 because even stripes take hardly longer than the best."""
-_SPREADS = (1, 2)
-"""A host relays for at most this many times as many others as in the most even stripes; stripes without such a limit
-are considered, too."""
 _BIT_NS_PER_BYTE = 8 * 10**9
+_FIRST_GUESS = 4
+"""So many times what the tensor takes over the slowest link a round is expected to take at most."""
 
 
 class Edge(NamedTuple):
@@ -52,332 +55,316 @@ class Edge(NamedTuple):
     inputs: tuple[int, ...]
 
 
+class Trees(NamedTuple):
+    """The trees of one stripe: each host's parent on the way in, and the giver of its result, by number."""
+
+    root: int
+    parents: Sequence[int]
+    givers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosts:
+    """The hosts of a round, numbered by their place.
+
+    Args:
+        names: at least two.
+        late: by number; they pass nothing on, and are placed next to the roots.
+        receivers: by number; they only receive the result, and may hand it on. There is one host more at least.
+    """
+
+    names: Sequence[str]
+    late: Collection[int] = ()
+    receivers: Collection[int] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Striped:
     """Stripes, as planned.
 
     Args:
-        size_bytes: of each stripe.
-        roots: of each stripe, by number.
-        edges: inputs first.
+        size_bytes: of each stripe; all but the last are multiples of 16.
         ready_ns: when the first streams start.
         hop_ns: how much later each further hop starts.
-        span_ns: how long a stream of the longest stripe may take.
-        done_ns: by host, when it has all of the result.
+        span_ns: how long each stream takes.
+        done_ns: when the last host has all of the result.
+        loads: what goes over each link, in bytes.
     """
 
     size_bytes: tuple[int, ...]
-    roots: tuple[int, ...]
-    edges: tuple[Edge, ...]
+    trees: tuple[Trees, ...]
     ready_ns: int
     hop_ns: int
     span_ns: int
-    done_ns: tuple[int, ...]
+    done_ns: int
+    loads: Mapping[LinkId, int]
 
-    def profile(self, edge: Edge) -> Profile:
-        """Return the rate profile of an edge."""
-        size_bytes, start_ns = self.size_bytes[edge.stripe], self.ready_ns + edge.level * self.hop_ns
+    @property
+    def reservations(self) -> Iterator[Reservation]:
+        """What all streams together need, from their beginning until the last one ends, of links with the same load."""
+        links: dict[int, list[LinkId]] = {}
+        for link, size_bytes in self.loads.items():
+            links.setdefault(size_bytes, []).append(link)
+        for size_bytes, loaded in links.items():
+            bps = size_bytes * _BIT_NS_PER_BYTE // (self.done_ns - self.ready_ns)
+            if bps:
+                piece = Piece(self.ready_ns, self.done_ns, bps)
+                yield Reservation(tuple(loaded), Profile(self.ready_ns, self.done_ns, (piece,)))
+
+    def profile(self, stripe: int, level: int) -> Profile:
+        """Return the rate profile of a stream that has so many hops before it."""
+        size_bytes, start_ns = self.size_bytes[stripe], self.ready_ns + level * self.hop_ns
+        if not size_bytes:
+            return Profile(start_ns, start_ns, ())
         bps = _rate_bps(size_bytes, self.span_ns)
         end_ns = start_ns - (-size_bytes * _BIT_NS_PER_BYTE // bps)
         return Profile(start_ns, end_ns, (Piece(start_ns, end_ns, bps),))
 
 
 def find_stripes(
-    network: Network, hosts: Sequence[str], size_bytes: int, ready_ns: int, chunk_bytes: int, order: Sequence[int]
+    network: Network,
+    hosts: Hosts,
+    size_bytes: int,
+    ready_ns: int,
+    chunk_bytes: Callable[[int], int],
+    most: int = MOST_STRIPES,
 ) -> Striped | None:
     """Find the stripes with which the last host has the sum earliest; ``network`` is not changed.
 
     Args:
-        hosts: at least two.
-        size_bytes: of every host's tensor, > 0.
+        hosts: earlier ones of those with equal links pass on first.
+        size_bytes: of every host's tensor.
         ready_ns: when the last of them is ready.
-        chunk_bytes: how much of every input is received before it is forwarded.
-        order: hosts that may relay, by number; of hosts with equal links earlier ones are used first. All others are
-            placed next to the roots, because their tensors are expected late.
+        chunk_bytes: how much of every input of a stripe is received before it is forwarded, by the stripe's size.
+        most: no more stripes than these; 0 for one host that sums and hands on alone.
 
     Returns:
-        None if some link has no capacity, or the tensor is less than two chunks.
+        None if some link has no capacity, or all that may pass on are late.
     """
-    until_ns = ready_ns + 1
+    case = _Case(network, hosts, size_bytes, ready_ns, chunk_bytes)
+    until_ns, slowest_bps = ready_ns + 1, -1
     while until_ns < HORIZON_NS:
-        case = _Case(network, hosts, size_bytes, ready_ns, chunk_bytes, order, until_ns)
-        found = case.best()
-        end_ns = max(found.done_ns) if found is not None else HORIZON_NS
-        if found is not None and end_ns <= until_ns:
-            return found
-        if found is None:
+        case.look_ahead(until_ns)
+        if case.slowest_bps <= 0:
             return None
-        until_ns = ready_ns + 2 * (end_ns - ready_ns)
+        if case.slowest_bps != slowest_bps:
+            slowest_bps = case.slowest_bps
+            until_ns += _FIRST_GUESS * size_bytes * _BIT_NS_PER_BYTE // slowest_bps + 100 * HOP_NS
+            continue
+        found = case.best(most)
+        if found is None or found.done_ns <= until_ns:
+            return found
+        until_ns = ready_ns + 2 * (found.done_ns - ready_ns)
     return None
-
-
-class _Room(NamedTuple):
-    """For how many others each host may sum a stripe, and to how many it may relay one; by number."""
-
-    summing: tuple[int, ...]
-    handing: tuple[int, ...]
-
-
-class _Sketch(NamedTuple):
-    """Each stripe's two trees, how long they take, and the load of the host link that carries most."""
-
-    trees: list[tuple[list[int], list[int]]]
-    took_ns: int
-    most_bytes: int
 
 
 class _Case:
     """The input, with the minimum rate of every link until some instant."""
 
     def __init__(
-        self,
-        network: Network,
-        hosts: Sequence[str],
-        size_bytes: int,
-        ready_ns: int,
-        chunk_bytes: int,
-        order: Sequence[int],
-        until_ns: int,
+        self, network: Network, hosts: Hosts, size_bytes: int, ready_ns: int, chunk_bytes: Callable[[int], int]
     ) -> None:
         self._network, self._hosts, self._size_bytes, self._ready_ns = network, hosts, size_bytes, ready_ns
-        self._chunk_bytes, self._order, self._until_ns = chunk_bytes, order, until_ns
-        self._free_bps: dict[LinkId, int] = {}
-        self._ways: dict[tuple[int, int], tuple[Path, int]] = {}
-        others = [1 if host == 0 else 0 for host in range(len(hosts))]
-        self._up_bps = [self._bps(self._path(host, other)[0]) for host, other in enumerate(others)]
-        self._down_bps = [self._bps(self._path(other, host)[-1]) for host, other in enumerate(others)]
+        self._chunk_bytes = chunk_bytes
+        names = hosts.names
+        ends = [(names[0], names[1]), *((name, names[0]) for name in names[1:])]
+        self._links = [network.path(name, other)[0] for name, other in ends]
+        self._links += [network.path(other, name)[-1] for name, other in ends]
+        self._lines = network.free_lines(self._links)
+        self._gives = [1] * len(names)
+        for host in hosts.receivers:
+            self._gives[host] = 0
 
-    def best(self) -> Striped | None:
+    def look_ahead(self, until_ns: int) -> None:
+        """Count on what links carry at least until then."""
+        self._until_ns = until_ns
+        rates_bps = [max(0, line.least(self._ready_ns, until_ns)) for line in self._lines]
+        self._up_bps, self._down_bps = rates_bps[: len(rates_bps) // 2], rates_bps[len(rates_bps) // 2 :]
+
+    @property
+    def slowest_bps(self) -> int:
+        """What the slowest link carries over which anything must go."""
+        return min(*(bps for bps, gives in zip(self._up_bps, self._gives, strict=True) if gives), *self._down_bps)
+
+    def best(self, most: int) -> Striped | None:
         """Return the stripes that are expected to take the least time, the fewest of equals."""
-        slowest_bps = min(*self._up_bps, *self._down_bps)
-        if slowest_bps <= 0:
+        inward, outward = self._work()
+        if not inward.able:
             return None
-        most = max(1, self._size_bytes // max(1, self._chunk_bytes))
-        sketches = [sketch for count in _COUNTS if count <= most for sketch in self._sketches(count)]
-        doubt_ns_per_byte = _DOUBT * _BIT_NS_PER_BYTE / slowest_bps
-        sketches.sort(key=lambda sketch: sketch.took_ns + doubt_ns_per_byte * sketch.most_bytes)
-        return next((found for sketch in sketches if (found := self._striped(sketch.trees)) is not None), None)
+        enough = max(1, self._size_bytes // max(1, self._chunk_bytes(self._size_bytes)))
+        least_s = self._size_bytes * 8 / max(*self._up_bps, *self._down_bps)
+        doubt = _DOUBT * self._size_bytes * 8 / self.slowest_bps
+        hops_count = least_s < _HOPS_COUNT_S
+        found = list(sketches(inward, outward, min(most, enough), hops_count=hops_count)) if most else []
+        if not most or (hops_count and len(self._gives) <= MOST_FAN):
+            found.append(alone(inward, outward))
+        found.sort(key=lambda fans: self._expected_s(fans) + doubt * fans.most)
+        planned = (self._striped(fans, inward, outward) for fans in found)
+        if self._network.is_star:
+            return next((striped for striped in planned if striped is not None), None)
+        return min(filter(None, planned), key=lambda striped: striped.done_ns, default=None)
 
-    def _sketches(self, count: int) -> Iterator[_Sketch]:
-        """Yield stripes of this number: in the least time, and with the work spread evenly."""
-        room = self._room(count)
-        if room is None:
-            return
-        roots = self._roots(room, count)
-        least = [self._least_room(way, roots) for way in room]
-        for times in (*_SPREADS, len(self._hosts)):
-            summing, handing = (
-                tuple(min(each, times * most) for each in way) for way, most in zip(room, least, strict=True)
-            )
-            yield self._sketch(_Room(summing, handing), roots)
+    def _work(self) -> tuple[Work, Work]:
+        """Return the work of both ways; times are in s."""
+        bits, count = 8 * max(1, self._size_bytes), len(self._gives)
+        late = set(self._hosts.late)
+        outward = [host for host in range(count) if host not in late and self._up_bps[host]]
+        inward = [host for host in outward if self._gives[host]]
+        ups, downs = ([bps / bits for bps in rates] for rates in (self._up_bps, self._down_bps))
+        return Work(downs, [1] * count, inward, sum(self._gives) - 1), Work(ups, self._gives, outward, count - 1)
 
-    def _path(self, source: int, destination: int) -> Path:
-        return self._way(source, destination)[0]
+    def _expected_s(self, fans: Fans) -> float:
+        """Return in what time the stripes of a sketch are expected to be everywhere."""
+        stripe_bytes = max(1, self._size_bytes // len(fans.roots))
+        share = min(1.0, self._chunk_bytes(stripe_bytes) / stripe_bytes)
+        return fans.time * (1 + (fans.hops - 1) * share) + fans.hops * HOP_NS / 1e9
 
-    def _way(self, source: int, destination: int) -> tuple[Path, int]:
-        """Return the path between two hosts, and its latency."""
-        key = (source, destination)
-        if key not in self._ways:
-            path = self._network.path(self._hosts[source], self._hosts[destination])
-            self._ways[key] = path, self._network.latency_ns(path)
-        return self._ways[key]
-
-    def _bps(self, link: LinkId) -> int:
-        if link not in self._free_bps:
-            self._free_bps[link] = self._network.free_line(link).least(self._ready_ns, self._until_ns)
-        return self._free_bps[link]
-
-    def _room(self, count: int) -> _Room | None:
-        """Return for how many others each host may relay a stripe, in the shortest sufficient time, or None."""
-        bits, least_s = 8 * self._size_bytes, max(self._least_s(self._down_bps), self._least_s(self._up_bps))
-        for tries in range(_MOST_TRIES):
-            most = count * least_s * _GROWTH**tries / bits
-            room = _Room(self._passing(self._down_bps, most, count), self._passing(self._up_bps, most, count))
-            roots = self._roots(room, count)
-            enough = len(roots) == count and all(self._groups(way, roots) is not None for way in room)
-            if enough:
-                return room
-        return None
-
-    def _passing(self, rates_bps: Sequence[int], most: float, count: int) -> tuple[int, ...]:
-        """Return how many more stripes than its own each host's link carries; 0 for hosts that may not relay.
-
-        Args:
-            most: how many stripes a link of 1 bit/s carries in the time for all.
-        """
-        able = set(self._order)
-        often = [int(bps * most - count + 1e-9) if host in able else 0 for host, bps in enumerate(rates_bps)]
-        return tuple(max(0, min(len(rates_bps), each)) for each in often)
-
-    def _least_s(self, rates_bps: Sequence[int]) -> float:
-        """Return a lower bound of the time of any number of stripes, by the links of one direction.
-
-        In that time the slowest link carries everything once, and all others carry, beyond once, what is to be relayed.
-        """
-        bits, count = 8 * self._size_bytes, len(rates_bps)
-        carried = accumulate(sorted((rates_bps[host] for host in self._order), reverse=True))
-        least_s = min(bits * (count - 1 + k) / bps for k, bps in enumerate(carried))
-        return max(bits / min(rates_bps), least_s)
-
-    def _least_room(self, way: Sequence[int], roots: Sequence[int]) -> int:
-        """Return the smallest possible maximum of hosts that one host relays for."""
-        low, high = 0, max(way)
-        while low + 1 < high:
-            middle = (low + high) // 2
-            if self._groups([min(each, middle) for each in way], roots) is None:
-                low = middle
-            else:
-                high = middle
-        return high
-
-    def _sketch(self, room: _Room, roots: Sequence[int]) -> _Sketch:
-        sums, hands = self._groups(room.summing, roots), self._groups(room.handing, roots)
-        assert sums is not None, "there is room enough to sum"
-        assert hands is not None, "there is room enough to hand on"
-        summing = [self._tree(group, room.summing, self._up_bps) for group in sums]
-        handing = [self._tree(group, room.handing, self._down_bps) for group in hands]
-        trees = list(zip(summing, handing, strict=True))
-        each, count = -(-self._size_bytes // len(trees)), len(room.summing)
-        up, down, latency_ns, levels = [0] * count, [0] * count, 0, 0
-        load: Counter[LinkId] = Counter()
-        for parents, givers in trees:
-            for source, destination in (*enumerate(parents), *((giver, host) for host, giver in enumerate(givers))):
-                if source >= 0 and destination >= 0:
-                    up[source], down[destination] = up[source] + 1, down[destination] + 1
-                    path, path_ns = self._way(source, destination)
-                    load.update(path)
-                    latency_ns = max(latency_ns, path_ns)
-            levels = max(levels, _height(parents) + _height(givers))
-        slowest = max(number / max(1, self._bps(link)) for link, number in load.items())
-        span_ns = round(each * _BIT_NS_PER_BYTE * slowest)
-        hop_ns = self._hop_ns(each, _rate_bps(each, max(1, span_ns)), latency_ns)
-        return _Sketch(trees, span_ns + (levels - 1) * hop_ns + latency_ns, each * max(*up, *down))
-
-    def _hop_ns(self, stripe_bytes: int, slowest_bps: int, latency_ns: int) -> int:
-        """Return how much later than its inputs a stream starts."""
-        chunk_bytes = min(self._chunk_bytes, stripe_bytes)
-        return _ceil(chunk_bytes * _BIT_NS_PER_BYTE, max(1, slowest_bps)) + latency_ns + 1
-
-    def _roots(self, room: _Room, count: int) -> list[int]:
-        """Return the stripes' possible roots: hosts with the most free capacity in both directions."""
-        able = sorted(self._order, key=lambda host: -min(room.summing[host], room.handing[host]))
-        return able[:count]
-
-    def _groups(self, room: Sequence[int], roots: Sequence[int]) -> list[list[int]] | None:
-        """Assign the relaying hosts of one direction; a root has room for one more, because its stripe ends there."""
-        wanted = len(room) - 2
-        groups, held = [[root] for root in roots], [room[root] for root in roots]
-        taken = set(roots)
-        for host in sorted((host for host in self._order if host not in taken), key=lambda host: -room[host]):
-            least = min(range(len(held)), key=lambda k: (held[k], k))
-            if held[least] >= wanted or not room[host]:
-                break
-            groups[least].append(host)
-            held[least] += room[host]
-        return groups if min(held) >= wanted else None
-
-    def _tree(self, group: Sequence[int], room: Sequence[int], own_bps: Sequence[int]) -> list[int]:
-        """Return every host's parent, -1 for the root. Near the root are late hosts, relaying hosts, the slowest."""
-        parents = [-1] * len(room)
-        root, passing = group[0], set(group)
-        late = sorted(set(range(len(room))) - set(self._order))
-        near = room[root] + (len(group) == 1)
-        rest = sorted((host for host in self._order if host not in passing), key=lambda host: own_bps[host])
-        slots: deque[int] = deque([root] * (room[root] + 1))
-        for host in (*late[:near], *group[1:], *late[near:], *rest):
-            parents[host] = slots.popleft()
-            if host in passing:
-                slots.extend([host] * room[host])
-        return parents
-
-    def _striped(self, trees: Sequence[tuple[list[int], list[int]]]) -> Striped | None:
-        """Plan all streams of some trees, each stripe's two; None if they do not end before the horizon."""
-        each = -(-self._size_bytes // len(trees))
-        sizes = [max(0, min(each, self._size_bytes - k * each)) for k in range(len(trees))]
-        if not sizes[-1]:
+    def _striped(self, fans: Fans, inward: Work, outward: Work) -> Striped | None:
+        """Make the trees of a sketch; None if they do not end before the horizon."""
+        sizes = _sizes(self._size_bytes, fans.shares)
+        late = sorted(self._hosts.late)
+        late_givers = [host for host in late if self._gives[host]]
+        takers = sorted(range(len(self._gives)), key=lambda host: inward.rates[host])
+        givers = sorted(filter(self._gives.__getitem__, takers), key=lambda host: outward.rates[host])
+        trees, hops = [], 1
+        for root, sums, hands in zip(fans.roots, fans.summing, fans.handing, strict=True):
+            parents, into = _tree(root, sums, late_givers, givers, len(self._gives))
+            above, out = _tree(root, hands, late, takers, len(self._gives))
+            trees.append(Trees(root, parents, above))
+            hops = max(hops, into + out)
+        if self._network.is_star:
+            loads, latency_ns = self._host_loads(fans, sizes), self._network.star_latency_ns
+        else:
+            loads, latency_ns = self._loads(trees, sizes)
+        span_ns = max((self._link_ns(link, size_bytes) for link, size_bytes in loads.items()), default=1)
+        if span_ns >= HORIZON_NS - self._ready_ns:
             return None
-        load: Counter[LinkId] = Counter()
-        edges: list[Edge] = []
-        for stripe, (parents, givers) in enumerate(trees):
-            for edge in self._edges(stripe, parents, givers, len(edges)):
-                edges.append(edge)
-                for link in edge.path:
-                    load[link] += sizes[stripe]
-        if any(self._bps(link) <= 0 for link in load):
+        used = [(tree, size) for tree, size in zip(trees, sizes, strict=True) if size or len(sizes) == 1]
+        rates_bps = [_rate_bps(max(1, size), span_ns) for _, size in used]
+        if min(rates_bps) <= 0:
             return None
-        spans = [_ceil(size_bytes * _BIT_NS_PER_BYTE, self._bps(link)) for link, size_bytes in load.items()]
-        span_ns = max(spans, default=1)
-        latency_ns = max(self._network.latency_ns(edge.path) for edge in edges)
-        slowest_bps = _rate_bps(min(sizes), span_ns)
-        if slowest_bps <= 0:
+        chunks = [min(size, self._chunk_bytes(size)) for _, size in used]
+        first_chunks_ns = [-(-c * _BIT_NS_PER_BYTE // bps) for c, bps in zip(chunks, rates_bps, strict=True)]
+        hop_ns = max(first_chunks_ns) + latency_ns + 1
+        done_ns = self._ready_ns + span_ns + (hops - 1) * hop_ns + latency_ns + 1
+        if done_ns >= HORIZON_NS:
             return None
-        hop_ns = self._hop_ns(each, slowest_bps, latency_ns)
-        if span_ns + 2 * len(self._hosts) * hop_ns >= HORIZON_NS - self._ready_ns:
-            return None
-        striped = Striped(
-            size_bytes=tuple(sizes),
-            roots=tuple(parents.index(-1) for parents, _ in trees),
-            edges=tuple(edges),
+        return Striped(
+            size_bytes=tuple(size for _, size in used),
+            trees=tuple(tree for tree, _ in used),
             ready_ns=self._ready_ns,
             hop_ns=hop_ns,
             span_ns=span_ns,
-            done_ns=(),
+            done_ns=done_ns,
+            loads=loads,
         )
-        return self._with_ends(striped)
 
-    def _edges(self, stripe: int, parents: Sequence[int], givers: Sequence[int], before: int) -> Iterator[Edge]:
-        """Yield the edges of a stripe, sums from the leaves on, then the result from the root on."""
-        root = parents.index(-1)
-        children, downward = _from_root(parents)
-        level = [0] * len(parents)
-        index: dict[int, int] = {}
-        for host in reversed(downward):
-            below = children.get(host, ())
-            level[host] = 1 + max(level[child] for child in below) if below else 0
-            if host != root:
-                index[host] = before + len(index)
-                inputs = tuple(sorted(index[child] for child in below))
-                yield Edge(stripe, host, parents[host], False, level[host], self._path(host, parents[host]), inputs)
-        summed = tuple(sorted(index[child] for child in children[root]))
-        back: dict[int, int] = {}
-        for host in _from_root(givers)[1][1:]:
-            above = givers[host]
-            level[host] = level[above] + 1
-            back[host] = before + len(index) + len(back)
-            inputs = summed if above == root else (back[above],)
-            yield Edge(stripe, above, host, True, level[above], self._path(above, host), inputs)
+    def _host_loads(self, fans: Fans, sizes: Sequence[int]) -> dict[LinkId, int]:
+        """Return what goes over each host's links."""
+        up, down = [self._size_bytes * gives for gives in self._gives], [self._size_bytes] * len(self._gives)
+        for root, size, sums, hands in zip(fans.roots, sizes, fans.summing, fans.handing, strict=True):
+            up[root] -= size
+            down[root] -= size
+            for host, fan in sums.items():
+                down[host] += fan * size
+            for host, fan in hands.items():
+                up[host] += fan * size
+        return {link: size_bytes for link, size_bytes in zip(self._links, (*up, *down), strict=True) if size_bytes}
 
-    def _with_ends(self, striped: Striped) -> Striped:
-        done_ns = [self._ready_ns] * len(self._hosts)
-        for edge in striped.edges:
-            if edge.back or edge.destination == striped.roots[edge.stripe]:
-                arrive_ns = striped.profile(edge).end_ns + self._network.latency_ns(edge.path)
-                done_ns[edge.destination] = max(done_ns[edge.destination], arrive_ns)
-        return replace(striped, done_ns=tuple(done_ns))
+    def _loads(self, trees: Sequence[Trees], sizes: Sequence[int]) -> tuple[dict[LinkId, int], int]:
+        """Return what goes over each link of any network, and the longest latency."""
+        network, names = self._network, self._hosts.names
+        loads: Counter[LinkId] = Counter()
+        latency_ns = 0
+        for tree, size in zip(trees, sizes, strict=True):
+            for source, destination in _ends(tree):
+                path = network.path(names[source], names[destination])
+                loads.update(dict.fromkeys(path, size))
+                latency_ns = max(latency_ns, network.latency_ns(path))
+        return loads, latency_ns
+
+    def _link_ns(self, link: LinkId, size_bytes: int) -> int:
+        """Return how long a link takes for so much."""
+        bps = self._network.free_line(link).least(self._ready_ns, self._until_ns)
+        return -(-size_bytes * _BIT_NS_PER_BYTE // bps) if bps > 0 else HORIZON_NS
 
 
-def _from_root(parents: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
-    """Return every host's children, and all hosts from the root on."""
-    children: dict[int, list[int]] = {}
-    for host, parent in enumerate(parents):
-        children.setdefault(parent, []).append(host)
-    downward = [parents.index(-1)]
-    for host in downward:
-        downward.extend(children.get(host, ()))
-    return children, downward
+def edges_of(striped: Striped, network: Network, names: Sequence[str]) -> list[Edge]:
+    """Return all streams of some stripes: of each the sums from the leaves on, then the result from the root on."""
+    edges: list[Edge] = []
+    for stripe, tree in enumerate(striped.trees):
+        _add_edges(edges, stripe, tree, lambda source, to: network.path(names[source], names[to]))
+    return edges
 
 
-def _height(parents: Sequence[int]) -> int:
-    """Return how many hops the farthest host is from the root."""
-    depth = [0] * len(parents)
-    for host in _from_root(parents)[1][1:]:
-        depth[host] = depth[parents[host]] + 1
-    return max(depth)
+def _add_edges(edges: list[Edge], stripe: int, tree: Trees, path: Callable[[int, int], Path]) -> None:
+    children, downward = _from_root(tree.root, tree.parents)
+    level, index = [0] * len(tree.parents), {}
+    for host in reversed(downward):
+        below = children.get(host, ())
+        level[host] = 1 + max(level[child] for child in below) if below else 0
+        if host != tree.root:
+            index[host] = len(edges)
+            inputs = tuple(sorted(index[child] for child in below))
+            parent = tree.parents[host]
+            edges.append(Edge(stripe, host, parent, False, level[host], path(host, parent), inputs))
+    summed = tuple(sorted(index[child] for child in children.get(tree.root, ())))
+    for host in _from_root(tree.root, tree.givers)[1][1:]:
+        above = tree.givers[host]
+        level[host] = level[above] + 1
+        inputs = summed if above == tree.root else (index[above],)
+        index[host] = len(edges)
+        edges.append(Edge(stripe, above, host, True, level[above], path(above, host), inputs))
+
+
+def _tree(
+    root: int, fans: Mapping[int, int], late: Sequence[int], others: Sequence[int], count: int
+) -> tuple[list[int], int]:
+    """Return every host's parent, and the most hops to the root: late hosts are nearest, then those that pass on, for
+    most first, then all others as they are given."""
+    parents, depth = [ABSENT] * count, [0] * count
+    parents[root] = -1
+    passing = sorted((host for host in fans if host != root), key=lambda host: -fans[host])
+    near = fans.get(root, 0) - bool(passing)
+    order = dict.fromkeys((*late[:near], *passing, *late[near:], *others))
+    order.pop(root, None)
+    slots = deque([root] * fans.get(root, 0))
+    for host in order:
+        parent = parents[host] = slots.popleft()
+        depth[host] = depth[parent] + 1
+        if host in fans:
+            slots.extend([host] * fans[host])
+    return parents, max(depth)
+
+
+def _sizes(size_bytes: int, shares: Sequence[float]) -> list[int]:
+    """Cut a tensor into stripes with about these shares; all but the last are multiples of the alignment."""
+    blocks, bounds = -(-size_bytes // ALIGNMENT_BYTES), [0]
+    for k in range(1, len(shares)):
+        bounds.append(min(size_bytes, round(blocks * sum(shares[:k])) * ALIGNMENT_BYTES))
+    return [end - start for start, end in pairwise((*bounds, size_bytes))]
+
+
+def _ends(tree: Trees) -> Iterator[tuple[int, int]]:
+    """Yield who sends to whom."""
+    for host, parent in enumerate(tree.parents):
+        if parent >= 0:
+            yield host, parent
+    for host, giver in enumerate(tree.givers):
+        if giver >= 0:
+            yield giver, host
 
 
 def _rate_bps(size_bytes: int, span_ns: int) -> int:
     return size_bytes * _BIT_NS_PER_BYTE // span_ns
 
 
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
+def _from_root(root: int, parents: Sequence[int]) -> tuple[dict[int, list[int]], list[int]]:
+    """Return every host's children, and all hosts of the tree from the root on."""
+    children: dict[int, list[int]] = {}
+    for host, parent in enumerate(parents):
+        children.setdefault(parent, []).append(host)
+    downward = [root]
+    for host in downward:
+        downward.extend(children.get(host, ()))
+    return children, downward

@@ -51,12 +51,14 @@ class TicketMaker:
 
     def __init__(self, secret: bytes) -> None:
         assert len(secret) >= 16, "a ticket secret needs 16 bytes or more"
-        self._secret = secret
+        self._keyed = hashlib.blake2b(key=secret, digest_size=16)
         self._numbers = count(1)
 
     def next(self) -> bytes:
         """Return 16 bytes that were never returned before."""
-        return hashlib.blake2b(next(self._numbers).to_bytes(8, "big"), key=self._secret, digest_size=16).digest()
+        made = self._keyed.copy()
+        made.update(next(self._numbers).to_bytes(8, "big"))
+        return made.digest()
 
 
 class NumberMaker:

@@ -79,7 +79,7 @@ class _Making:
             coming_bytes=self._coming,
             up_is_held=self._up_is_held,
             down_is_held=self._down_is_held,
-            ring=tuple(self._number[transfer.source] for transfer in shaped.transfers) if is_ring else (),
+            ring=tuple(self._number[worker] for worker in shaped.ring) if is_ring else (),
         )
 
     def _add(self, tree: Trees, children: Mapping[str, Sequence[str]]) -> None:

@@ -20,11 +20,9 @@ import torch
 import mlfabric
 from mlfabric import Mode, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
-from mlfabric.methods import all_reduce
 from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS
 from mlfabric.model.specs import Member
 from mlfabric.network import LinkId, down_link
-from mlfabric.planning.all_reduce import warm
 from mlfabric.worker_daemon import daemon, round_lines
 from mlfabric.worker_daemon.attempts import BRIEF_BYTES
 from tests.fabric.harness import Fabric, Line, wait_until
@@ -79,13 +77,6 @@ class Team:
             return str(error.value)
 
         return self.each(one, tensors)
-
-
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch) -> None:
-    """Load what AllReduce needs of the planner; compiling all of it would take minutes."""
-    warm()
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
 
 
 @pytest.fixture

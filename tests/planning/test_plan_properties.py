@@ -124,15 +124,6 @@ class TestMoreChoiceNeverMakesAPlanLater:
         assert cost(other, fabric.config.objective) <= cost(direct, fabric.config.objective)
         assert {d.what for d in other.deferred} == {d.what for d in direct.deferred}
 
-    @settings(max_examples=120)
-    @given(fabric=fabrics(consistencies=(Consistency.ALL_REDUCE,), shapes=ALL_SHAPES))
-    def test_an_all_reduce_with_rings_and_trees_is_no_later_than_with_one_of_them(self, fabric: Fabric) -> None:
-        both = fabric.plan()
-        for shape in (Shape.DIRECT, Shape.TREE, Shape.RING):
-            alone = fabric.plan(shapes=frozenset({Shape.DIRECT, shape}))
-            if len(alone.commits) == len(both.commits):
-                assert cost(both, Objective.LAST_COMMIT) <= cost(alone, Objective.LAST_COMMIT)
-
 
 class TestSamePlan:
     @settings(max_examples=80)

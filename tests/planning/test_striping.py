@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mlfabric.model.chunking import chunk_bytes
 from mlfabric.network import Network, up_link
 from mlfabric.planning.plan import Kind, Plan
 from mlfabric.planning.problem import (
@@ -16,6 +19,8 @@ from mlfabric.planning.problem import (
     PlannerConfig,
     Shape,
 )
+from mlfabric.planning.stripe_fans import Work
+from mlfabric.planning.stripes import ABSENT, Hosts, Striped, find_stripes
 from tests.planning.worlds import Fabric, an_update
 
 SIZE = 1_000_000
@@ -39,7 +44,7 @@ def planned(network: Network, names: list[str], late: Sequence[str] = ()) -> Pla
     config = PlannerConfig(consistency=Consistency.ALL_REDUCE, shapes=shapes, chunk_bytes=CHUNK)
     state = FabricState(now_ns=0, late=frozenset(late))
     found = Fabric(network, Batch(updates=updates), state, config).plan()
-    assert found.shape is Shape.STRIPES
+    assert found.shape in (Shape.TREE, Shape.STRIPES)
     return found
 
 
@@ -115,3 +120,43 @@ def test_what_a_link_will_carry_later_is_counted_on_too() -> None:
     network.plan_rate_change(up_link(names[1]), WIRE_NS // 2, FULL_BPS // 4)
     found = planned(network, names, names[:1])  # where somebody is late, nothing but stripes comes into question
     assert load(found, names[1], "source") == 1.0
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rates=st.lists(st.tuples(*[st.sampled_from((0.1, 0.25, 0.5, 0.7, 1.0))] * 2), min_size=2, max_size=40),
+    data=st.data(),
+)
+def test_the_busiest_link_takes_hardly_longer_than_it_must(
+    rates: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    """At most 1.4 times as long: few hosts with little room each cannot be given just their share of the work."""
+    network, names = cluster(rates)
+    receivers = data.draw(st.sets(st.integers(1, len(names) - 1), max_size=len(names) // 3))
+    hosts = Hosts(names=names, receivers=sorted(receivers))
+    found = find_stripes(network, hosts, SIZE, 0, chunk_bytes)
+    assert found is not None
+    gives = [host not in receivers for host in range(len(names))]
+    ups, downs = ([rate[way] for rate in rates] for way in (0, 1))
+    able = [host for host, does in enumerate(gives) if does]
+    own = max(1 / min(downs), *(1 / ups[host] for host in able))
+    inward = Work(downs, [1] * len(names), able, len(able) - 1)
+    outward = Work(ups, list(map(int, gives)), range(len(names)), len(names) - 1)
+    assert found.span_ns <= 1.4 * max(own, inward.least_time(), outward.least_time()) * WIRE_NS
+    assert_every_byte_is_summed_once_and_goes_to_all(found, gives)
+
+
+def assert_every_byte_is_summed_once_and_goes_to_all(found: Striped, gives: Sequence[bool]) -> None:
+    """Each giver's way leads to the root, so does each result's; nobody sums who gives nothing."""
+    assert sum(found.size_bytes) == SIZE
+    for tree in found.trees:
+        assert tree.parents[tree.root] == tree.givers[tree.root] == -1
+        for host, does in enumerate(gives):
+            assert does == (tree.parents[host] != ABSENT)
+            for above in (tree.parents, tree.givers):
+                way = [host]
+                while above[way[-1]] >= 0:
+                    way.append(above[way[-1]])
+                    assert len(way) <= len(gives), f"a circle: {way}"
+                assert way[-1] == tree.root or above[host] == ABSENT
+            assert tree.parents[host] < 0 or gives[tree.parents[host]]

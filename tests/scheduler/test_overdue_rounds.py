@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.network import down_link, up_link
 from mlfabric.planning import Shape
 from mlfabric.protocol import Instruction, Reduce, RoundArrived, RoundId
@@ -50,11 +49,6 @@ class Uneven(Computing):
             assert last == []
             last = self.ask(RoundArrived(worker=name, model="net", round=RoundId(1, self.number)))
         return last
-
-
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch, compiled_planner) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.network import LinkId, down_link, up_link
 from mlfabric.protocol import (
     Instruction,
@@ -89,11 +88,6 @@ class Computing(Team):
         assert self.ask(LinkProbed(worker=worker, model="net", round=after, source=source, bps=bps)) == []
 
 
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch, compiled_planner) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
-
-
 @pytest.fixture
 def computing() -> Computing:
     """A job that has done a round."""
@@ -150,9 +144,8 @@ def test_three_workers_do_not_probe_and_four_do() -> None:
         assert len(job.round()) == count
 
 
-def test_after_a_round_that_went_to_one_worker_directly_nothing_is_probed(computing, monkeypatch) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
-    assert computing.round() == []
+def test_after_a_round_that_went_to_one_worker_directly_nothing_is_probed(computing) -> None:
+    assert computing.round(size_bytes=1000) == []
 
 
 def test_links_of_hosts_with_several_workers_are_not_probed() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.worker_daemon import actions as act
@@ -16,13 +15,8 @@ TREE_BYTES = 300_000
 RING_BYTES = 4_000_000
 
 
-@pytest.fixture
-def without_planner(monkeypatch) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
-
-
 @pytest.mark.parametrize("seed", [*range(20), 1104])
-def test_no_worker_ever_goes_on_past_a_round_that_it_does_not_have(seed, without_planner) -> None:
+def test_no_worker_ever_goes_on_past_a_round_that_it_does_not_have(seed) -> None:
     Storm(seed, workers=2 + seed % 3, rounds=40).run(1500)
 
 
@@ -35,7 +29,7 @@ def test_trees_and_rings_add_every_tensor_once_whatever_breaks(seed, size_bytes,
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_without_faults_every_round_is_of_all_workers(seed, without_planner) -> None:
+def test_without_faults_every_round_is_of_all_workers(seed) -> None:
     storm = Storm(seed, workers=4, rounds=40)
     storm.run(0)
     assert [player.ends for player in storm.lives] == [storm.finished] * 4
@@ -55,7 +49,7 @@ def planted(seeds: range, expected: str) -> None:
     pytest.fail(f"none of {len(seeds)} seeds noticed; they said {said}")
 
 
-def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monkeypatch, without_planner) -> None:
+def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monkeypatch) -> None:
     def gullible(self, event):
         if self.open.pop(event.reduce, None) is not None:
             plan, self._attempt = self._attempt.plan, None
@@ -65,11 +59,11 @@ def test_a_worker_that_takes_a_round_as_done_without_its_result_is_noticed(monke
     planted(range(10), "others did")
 
 
-def test_a_worker_that_is_told_nothing_of_a_round_it_missed_is_noticed(monkeypatch, without_planner) -> None:
+def test_a_worker_that_is_told_nothing_of_a_round_it_missed_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(Rounds, "_catch_up", lambda *_: iter(()))
     planted(range(100, 140), "others did")
 
 
-def test_a_scheduler_that_waits_for_who_has_left_is_noticed(monkeypatch, without_planner) -> None:
+def test_a_scheduler_that_waits_for_who_has_left_is_noticed(monkeypatch) -> None:
     monkeypatch.setattr(Membership, "left", lambda self, name, incarnation, detail, now_ns: iter(()))
     planted(range(3), "all wait")

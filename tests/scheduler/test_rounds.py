@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.model.specs import Mode
 from mlfabric.network import up_link
 from mlfabric.protocol import (
@@ -38,11 +37,6 @@ from .stage import MS, SPEC, Stage, ticket
 
 PATIENCE_MS = 700
 JOB = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
-
-
-@pytest.fixture(autouse=True)
-def _no_planner(monkeypatch) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
 
 
 def asks(worker: str, counter: int = 0, **fields) -> ReduceRequested:
@@ -277,15 +271,13 @@ def test_without_a_way_for_all_the_round_waits_for_one() -> None:
     team = Team("a", "b")
     link = up_link("h-a")
     team.state.context.network.set_rate(link, 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(all_reduce, "is_planner_loaded", lambda: True)
-        team.ask(asks("a"))
-        assert team.ask(asks("b")) == []
-        team.state.next_wakeup_ns(team.now_ns)
-        assert "no capacity" in team.rounds.waits_for
-        team.state.context.network.set_rate(link, 1_000_000_000)
-        team.wait(20)
-        assert told(team.tick()) == [("Reduce", "a"), ("Reduce", "b")]
+    team.ask(asks("a"))
+    assert team.ask(asks("b")) == []
+    team.state.next_wakeup_ns(team.now_ns)
+    assert "no capacity" in team.rounds.waits_for
+    team.state.context.network.set_rate(link, 1_000_000_000)
+    team.wait(20)
+    assert told(team.tick()) == [("Reduce", "a"), ("Reduce", "b")]
 
 
 def test_rounds_are_counted_and_timed_once_for_all_their_workers() -> None:
@@ -336,8 +328,7 @@ class Rhythmic(Team):
 
 
 @pytest.fixture
-def rhythmic(monkeypatch, compiled_planner) -> Rhythmic:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: True)
+def rhythmic() -> Rhythmic:
     return Rhythmic()
 
 
@@ -380,9 +371,3 @@ def test_a_late_one_that_has_missed_a_round_is_told_so_and_stays_late(rhythmic) 
     missed = asks("f", 0, incarnation=2, size_bytes=BIG, settled=RoundId(0, 9))
     assert told(rhythmic.ask(missed)) == [("ReduceFailed", "f")]
     assert told(rhythmic.ask(asks("f", 1, incarnation=2, size_bytes=BIG))) == [("Reduce", "f")]
-
-
-def test_while_the_planner_is_not_loaded_the_late_are_waited_for(rhythmic, monkeypatch) -> None:
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
-    assert rhythmic.early() == []
-    assert told(rhythmic.ask(asks("f", 1, size_bytes=BIG))) == [("Reduce", name) for name in "abcdef"]

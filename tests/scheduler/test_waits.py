@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.methods import all_reduce
 from mlfabric.model.specs import Mode
 from mlfabric.protocol import TransferEnd
 from mlfabric.scheduler.meter import Meter
@@ -94,8 +93,7 @@ def test_a_get_beyond_the_slack_waits_for_the_other_workers():
     assert waits(stage) == {"net": {"workers": 1}}
 
 
-def test_a_round_waits_for_those_who_have_not_asked(monkeypatch):
-    monkeypatch.setattr(all_reduce, "is_planner_loaded", lambda: False)
+def test_a_round_waits_for_those_who_have_not_asked():
     stage = Stage()
     stage.worker("a", spec=JOB)
     stage.worker("b", spec=JOB)

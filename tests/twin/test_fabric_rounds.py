@@ -70,7 +70,7 @@ def test_workers_that_never_pause_do_not_probe(monkeypatch):
     monkeypatch.setattr(Probing, "probed", lambda self, event: came.append(event))
     simulate(rounds_of(12, compute=Compute(mean_s=0.001)))
     assert came == []
-    simulate(rounds_of(12, iterations=5))
+    simulate(rounds_of(12, iterations=12))
     assert came
     assert len(came) % (2 * 12) == 0
 

@@ -62,9 +62,6 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
     "fabric replica": Small(
         ("small=true", "only=replica_traffic_ratio"), ("divergence_violations", "chain_lost_updates_max"), marks=LONG
     ),
-    "fabric all-reduce": Small(
-        ("small=true", "only=allreduce_vs_gloo_slow_link"), ("allreduce_vs_gloo_equal",), marks=(*LONG, *HOSTS)
-    ),
     "faults": Small(
         (),
         ("worker_killed/survived", "host_cut_off/updates_twice", "scheduler_back_after_5s/recovery_p50_s"),
@@ -99,6 +96,11 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         marks=LONG,
     ),
     "plans": Small(("problems=20",), ("broken", "asynchronous/mean_ms", "all-reduce/last_ms"), marks=LONG),
+    "rounds": Small(
+        ("rounds=1", "only=one_at_a_quarter"),
+        ("one_at_a_quarter/over_least", "one_at_a_quarter/times_gloo", "one_at_a_quarter/empty_round_ms"),
+        marks=(*LONG, *HOSTS),
+    ),
     "restart": Small(("outages_s=[0.1]", "trials=1"), ("after_0.1_s/survived", "after_0.1_s/updates_lost"), marks=LONG),
     "silence": Small(
         ("trials=1", "minutes=0.02"),

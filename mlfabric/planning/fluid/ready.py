@@ -18,7 +18,6 @@ __all__ = ["STAGES", "is_compiled", "load"]
 STAGES = tuple(
     f"mlfabric.planning.{name}"
     for name in (
-        "all_reduce",
         "trees",
         "fluid.spread_kernel",
         "placements",
