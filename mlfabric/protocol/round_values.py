@@ -80,16 +80,21 @@ class RoundsHeld:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateArrived(SaidByWorker):
-    """A worker has fetched model and optimizer state of this version."""
+    """A worker has fetched model and optimizer state of this version; ``round`` as in :class:`FetchState`."""
 
     version: int
+    round: RoundId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateBroken(SaidByWorker):
-    """A worker cannot fetch model and optimizer state from the peer that it was told; ``detail`` says why."""
+    """A worker cannot fetch model and optimizer state from the peer that it was told; ``detail`` says why.
+
+    ``round`` as in :class:`FetchState`.
+    """
 
     detail: str
+    round: RoundId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,15 +224,22 @@ class PassReduce(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeginState(ToldOfModel):
-    """The model begins with this worker's own state: it is the first."""
+    """The model goes on at ``version`` with this worker's own state; ``round`` stands for that, as for a version."""
+
+    round: RoundId
+    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchState(ToldOfModel):
-    """Fetch model and optimizer state of ``version`` or a later one from a peer; results from there on come here."""
+    """Fetch model and optimizer state of ``version`` or a later one from a peer; results from there on come here.
+
+    ``round`` makes that version.
+    """
 
     peer: Peer
     version: int
+    round: RoundId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

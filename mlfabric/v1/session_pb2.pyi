@@ -634,17 +634,23 @@ class StateArrived(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___RoundId:
+        """As in FetchState."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         version: _builtins.int = ...,
+        round: Global___RoundId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -656,17 +662,23 @@ class StateBroken(_message.Message):
 
     MODEL_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     detail: _builtins.str
+    @_builtins.property
+    def round(self) -> Global___RoundId:
+        """As in FetchState."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         detail: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "model", b"model", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2836,15 +2848,24 @@ class BeginState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
+    version: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___RoundId:
+        """Stands for this beginning, as a round does for the version that it makes."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+        version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2859,20 +2880,26 @@ class FetchState(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
     @_builtins.property
     def peer(self) -> Global___Peer: ...
+    @_builtins.property
+    def round(self) -> Global___RoundId:
+        """The round that makes this version."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         peer: Global___Peer | None = ...,
         version: _builtins.int = ...,
+        round: Global___RoundId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "round", b"round", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -190,8 +190,12 @@ class ProbeEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateEnded:
-    """Model and optimizer state of this version have come from a peer, or ``detail`` says why not."""
+    """Model and optimizer state of this version have come from a peer, or ``detail`` says why not.
 
+    ``round`` as in the order to fetch them.
+    """
+
+    round: RoundId
     version: int = 0
     detail: str = ""
 
@@ -394,7 +398,7 @@ class PassOver:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepState:
-    """Go on with the state that is here: it is the model's at this version."""
+    """Go on with the state that is here: it is the model's at this version. Stop to fetch another one."""
 
     version: int
 

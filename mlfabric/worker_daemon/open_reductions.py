@@ -67,6 +67,7 @@ class Reducing:
         self.has_state = False
         self._applies = together > 0
         self._attempt: _Attempt | None = None
+        self._fetches: RoundId | None = None
 
     def handle(self, event: act.ReduceEvent) -> Iterator[act.Action]:
         """Take in one event and return what to do, in order."""
@@ -86,11 +87,11 @@ class Reducing:
                 yield from self._settle(event)
             case PassReduce():
                 if self.open.pop(event.reduce, None) is not None:
+                    yield from self._stop_of(event.reduce)
                     yield act.PassOver(reduce=event.reduce, keep=event.keep, reason=event.reason)
             case ReduceFailed():
                 if self.open.pop(event.reduce, None) is not None:
-                    if self._attempt is not None and self._attempt.plan.reduce == event.reduce:
-                        yield from self._stop()
+                    yield from self._stop_of(event.reduce)
                     yield act.FailReduce(reduce=event.reduce, reason=event.reason)
             case Probe():
                 yield act.StartProbes(plan=event)
@@ -106,20 +107,26 @@ class Reducing:
         """Give and take model and optimizer state."""
         match event:
             case BeginState():
-                self.has_state = True
+                yield from self._stop()
+                self.has_state, self.version, self.settled, self._fetches = True, event.version, event.round, None
                 yield act.KeepState(version=self.version)
             case FetchState():
-                yield from self._stop()
-                self.has_state, self.version = False, event.version
+                self.has_state, self.version, self.settled = False, event.version, event.round
+                self._fetches = event.round
                 yield act.StartFetchState(plan=event)
             case GiveState():
                 yield act.StartGiveState(plan=event)
-            case act.StateEnded() if event.detail:
-                yield act.Request(event=StateBroken(worker=self.worker, model=self.model, detail=event.detail))
-            case act.StateEnded():
-                self.has_state, self.version = True, max(self.version, event.version)
-                self.applied = event.version
-                yield act.Request(event=StateArrived(worker=self.worker, model=self.model, version=event.version))
+            case act.StateEnded() if event.round == self._fetches:
+                yield act.Request(event=self._fetched(event))
+
+    def _fetched(self, event: act.StateEnded) -> StateArrived | StateBroken:
+        worker, model, round_id = self.worker, self.model, event.round
+        if event.detail:
+            return StateBroken(worker=worker, model=model, round=round_id, detail=event.detail)
+        self._fetches = None
+        self.has_state, self.version = True, max(self.version, event.version)
+        self.applied = event.version
+        return StateArrived(worker=worker, model=model, round=round_id, version=event.version)
 
     def requests(self) -> tuple[ReduceRequested, ...]:
         """Return what is asked for, oldest first, for a scheduler that may know nothing."""
@@ -192,8 +199,7 @@ class Reducing:
             yield act.FinishReduce(plan=attempt.plan, workers=event.workers)
         elif event.reduce is not None and self.open.pop(event.reduce, None) is not None:
             self.settled, self.together = event.round, event.workers
-            if attempt is not None and attempt.plan.reduce == event.reduce:
-                yield from self._stop()
+            yield from self._stop_of(event.reduce)
             reason = f"the others have {event.round} and this worker lost it; load their weights"
             yield act.FailReduce(reduce=event.reduce, reason=reason)
 
@@ -201,6 +207,11 @@ class Reducing:
         if self._attempt is not None:
             yield act.StopAttempt(round=self._attempt.plan.round)
         self._attempt = None
+
+    def _stop_of(self, reduce: ReduceId) -> Iterator[act.Action]:
+        """Stop the attempt if it is at this tensor."""
+        if self._attempt is not None and self._attempt.plan.reduce == reduce:
+            yield from self._stop()
 
     def _is_at(self, round_id: RoundId) -> bool:
         return self._attempt is not None and self._attempt.plan.round == round_id

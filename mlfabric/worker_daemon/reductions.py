@@ -117,11 +117,10 @@ class Reductions:
                 self._do_state(action)
 
     def _do_state(self, action: act.KeepState | act.StartFetchState | act.StartGiveState) -> None:
-        assert self._inbox is not None, "only who applies rounds has state"
-        assert self._states is not None, "and transfers it"
+        assert self._states is not None, "only who applies rounds has state"
         match action:
             case act.KeepState():
-                self._inbox.state_came(None)
+                self._states.keep(action.version)
             case act.StartFetchState():
                 self._states.fetch(action.plan)
             case act.StartGiveState():

@@ -39,10 +39,10 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """Model and optimizer state of one version, as bytes."""
+    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version."""
 
     version: int
-    image: memoryview
+    image: memoryview | None
 
 
 class RoundInbox:
@@ -59,7 +59,7 @@ class RoundInbox:
         self._lock = threading.Lock()
         self._results: deque[RoundResult] = deque()
         self._spare: list[memoryview] = []
-        self._state: Future[StateImage | None] | None = Future()
+        self._state: Future[StateImage] | None = Future()
 
     # For the daemon
 
@@ -76,8 +76,8 @@ class RoundInbox:
             if self._state is None or self._state.done():
                 self._state = Future()
 
-    def state_came(self, state: StateImage | None) -> None:
-        """Put in the state that was fetched; None if the worker's own is the model's."""
+    def state_came(self, state: StateImage) -> None:
+        """Put in the state that was fetched, or the word that the worker's own goes on."""
         with self._lock:
             if self._state is not None and not self._state.done():
                 self._state.set_result(state)

@@ -137,7 +137,6 @@ class RoundOptimizer(TakenOver):
             self._inbox.give_back(buffers.result)
             if outcome.keep:
                 return self._keep(outcome.reason, computed_from)
-            self._take_state()
             self._apply_all()
             return self._dropped(outcome.reason, computed_from)
         self._kept = 0
@@ -165,7 +164,8 @@ class RoundOptimizer(TakenOver):
     # Settled rounds
 
     def _apply_all(self) -> None:
-        """Apply the rounds whose results are here, each with the numbers of its members."""
+        """Install the state that was fetched, if any, and apply the rounds whose results are here."""
+        self._take_state()
         gradients = [parameter.grad for parameter in self._flat.parameters]
         try:
             while (result := self._inbox.take()) is not None:
@@ -197,7 +197,8 @@ class RoundOptimizer(TakenOver):
         state = self._inbox.take_state()
         if state is not None:
             with self._state_lock:
-                read_state(state.image, self._model, self._taken_over)
+                if state.image is not None:
+                    read_state(state.image, self._model, self._taken_over)
                 self.version = state.version
             self._daemon.applied(self.version)
         return state is not None
@@ -214,7 +215,6 @@ class RoundOptimizer(TakenOver):
     def finish(self) -> None:
         """Apply the rounds whose results are here: for an evaluation, or to save the model."""
         with torch.no_grad():
-            self._take_state()
             self._apply_all()
 
     @property

@@ -63,11 +63,19 @@ class StateTransfers:
                 waiting.set_result(None)
         self._waiting = [(least, waiting) for least, waiting in self._waiting if not waiting.done()]
 
-    def fetch(self, plan: FetchState) -> None:
-        """Fetch the state from a peer; an earlier fetch is void."""
+    def keep(self, version: int) -> None:
+        """Let the state that is here be the model's; what is fetched is void."""
+        self._stop()
+        self._inbox.state_came(StateImage(version=version, image=None))
+
+    def _stop(self) -> None:
         if self._fetching is not None:
             self._fetching.cancel()
         self._inbox.state_begins()
+
+    def fetch(self, plan: FetchState) -> None:
+        """Fetch the state from a peer; an earlier fetch is void."""
+        self._stop()
         self._fetching = self._tasks.spawn(self._fetch(plan))
 
     def give(self, plan: GiveState) -> None:
@@ -93,16 +101,17 @@ class StateTransfers:
                 self._recorded(await Relay(image).receive(connection, frame.length), found.host)
         except (FabricError, DecodeError) as error:
             log.info("state from %s: %s", plan.peer.worker, error)
-            self._take_in(act.StateEnded(detail=str(error)))
+            self._take_in(act.StateEnded(round=plan.round, detail=str(error)))
         else:
             self._inbox.state_came(StateImage(version=found.version.number, image=image))
-            self._take_in(act.StateEnded(version=found.version.number))
+            self._take_in(act.StateEnded(round=plan.round, version=found.version.number))
 
     async def _give(self, plan: GiveState) -> None:
         try:
             async with self._lines.visit(plan.peer.ticket, FrameKind.WANT) as visit:
                 await self._until(plan.version)
                 state = await asyncio.to_thread(self._inbox.copy_state)
+                assert state.image is not None, "a copy has bytes"
                 version = types_pb2.ModelVersion(number=state.version)
                 frame = Frame(
                     kind=FrameKind.MODEL,

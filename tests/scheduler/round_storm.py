@@ -77,6 +77,8 @@ class Player:
 class Storm:
     """One storm, from a seed."""
 
+    spec = SPEC
+
     def __init__(self, seed: int, workers: int, rounds: int, size_bytes: int = 16) -> None:
         self.draw = random.Random(seed)
         self.now_ns = 0
@@ -144,7 +146,7 @@ class Storm:
 
     def join(self, player: Player) -> None:
         member = Member(name=player.name, role=Role.WORKER, incarnation=player.incarnation, host=f"h-{player.name}")
-        answers = self.state.handle(MemberJoined(member=member, spec=SPEC), self.now_ns)
+        answers = self.state.handle(MemberJoined(member=member, spec=self.spec), self.now_ns)
         player.down.clear()
         if any(isinstance(answer, Welcome) for answer in answers):
             player.up = deque([player.state.holds()])

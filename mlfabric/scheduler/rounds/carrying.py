@@ -95,8 +95,7 @@ class Carrying:
         version: int = 0,
     ) -> RunningRound | None:
         """Begin the round that :meth:`shape` planned; return None, and try again in a moment, if there is no way."""
-        round_id = self._next_id()
-        self._attempts += 1
+        round_id = self.take_id()
         if isinstance(shaped, str):
             self.no_way, self.not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
             return None
@@ -114,6 +113,12 @@ class Carrying:
             version=version,
         )
         return self.running
+
+    def take_id(self) -> RoundId:
+        """Return an id that no round will have."""
+        taken = self._next_id()
+        self._attempts += 1
+        return taken
 
     def _next_id(self) -> RoundId:
         return RoundId(self._context.config.term.number, self._attempts + 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from mlfabric.methods import Readiness
-from mlfabric.protocol import ReduceRequested
+from mlfabric.protocol import ReduceRequested, RoundId
 
 __all__ = ["Standing", "Standings"]
 
@@ -27,6 +27,7 @@ class Standing:
         is_behind: too many results wait to be applied; it gets no more of them, and fetches the model when it is
             through with what it computes.
         fetches_from: the peer from which it is to fetch model and optimizer state; "" if it has them.
+        fetches: the round that makes the version which it is to fetch.
         offer: the gradient that it offers, if any.
     """
 
@@ -35,6 +36,7 @@ class Standing:
     is_current: bool = False
     is_behind: bool = False
     fetches_from: str = ""
+    fetches: RoundId | None = None
     offer: ReduceRequested | None = None
 
     @property

@@ -148,6 +148,11 @@ class StepRounds:
         if having:
             newest = max(having.values(), key=lambda held: (held.version, held.settled or RoundId(0, 0)))
             self.version, self._settled = newest.version, newest.settled
+            current = [h for h in having.values() if (h.version, h.settled) == (newest.version, newest.settled)]
+            arrived = {held.arrived for held in current}
+            if None not in arrived and len(arrived) == 1:
+                # All have this result, so it may have been settled, and others may have been told so.
+                self.version, self._settled = newest.version + 1, arrived.pop()
         for worker, held in sorted(self._held.items()):
             yield from self._place(worker, held, now_ns)
         self._held.clear()
@@ -187,7 +192,9 @@ class StepRounds:
             first = min(of, key=lambda worker: (-of[worker].applied, worker))
             of[first].is_current, of[first].is_behind, of[first].fetches_from = True, False, ""
             of[first].computes_from(self.version, now_ns)
-            yield BeginState(to=first, model=self.spec.name, reason=f"no other worker has version {self.version}")
+            began = self._settled = self._carrying.take_id()
+            name, reason = self.spec.name, f"no other worker has version {self.version}"
+            yield BeginState(to=first, model=name, round=began, version=self.version, reason=reason)
         for worker, standing in sorted(of.items()):
             if not standing.is_current and not standing.is_behind:
                 yield from self._fetch(worker, standing)
@@ -197,22 +204,26 @@ class StepRounds:
         peer = self._standings.peer_for(worker)
         if peer is None:
             return
-        version = self.version + (self._running is not None)
+        version, settled = self.version, self._settled
+        if self._running is not None:
+            version, settled = self._running.version, self._running.id
+        assert settled is not None, "a model that a peer has has begun"
         offer = standing.offer
-        standing.is_current, standing.fetches_from = True, peer
+        standing.is_current, standing.fetches_from, standing.fetches = True, peer, settled
         standing.applied, standing.offer = version, None
         name, ticket = self.spec.name, self._context.tickets.next()
         reason = f"{worker} lacks version {version} of {name}"
         yield GiveState(to=peer, model=name, peer=Peer(worker, "", ticket), version=version, reason=reason)
         address = self._context.address(peer)
-        yield FetchState(to=worker, model=name, peer=Peer(peer, address, ticket), version=version, reason=reason)
+        giver = Peer(peer, address, ticket)
+        yield FetchState(to=worker, model=name, peer=giver, version=version, round=settled, reason=reason)
         if offer is not None:
             yield self._pass(offer, Late.IS_DROPPED, reason)
 
     def state_arrived(self, event: StateArrived, now_ns: int) -> Iterator[Instruction]:
         """Count a worker in again that has fetched the model."""
         standing = self._standings.of.get(event.worker)
-        if standing is not None and standing.fetches_from:
+        if standing is not None and standing.fetches_from and standing.fetches == event.round:
             standing.fetches_from = ""
             standing.computes_from(event.version, now_ns)
         yield from ()
@@ -220,7 +231,7 @@ class StepRounds:
     def state_broken(self, event: StateBroken, now_ns: int) -> Iterator[Instruction]:
         """Have a worker fetch the model from another peer."""
         standing = self._standings.of.get(event.worker)
-        if standing is not None and standing.fetches_from:
+        if standing is not None and standing.fetches_from and standing.fetches == event.round:
             standing.is_current = False
             yield from self._seek_states(now_ns)
 
@@ -365,6 +376,10 @@ class StepRounds:
                 self._outcomes[member.reduce[:2]] = settled
                 self._standings.of[worker].computes_from(self.version, now_ns)
             yield settled
+        for worker, standing in self._standings.of.items():
+            if worker not in running.parts and standing.has_state:
+                standing.is_current = False  # it came back while the round was under way
+        yield from self._seek_states(now_ns)
         for worker in list(self._standings.offers()):
             yield from self._judge(worker, now_ns)
         yield from self._carrying.probe(running, self._standings.offers())
