@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.lr_scheduler import LambdaLR
 
 import mlfabric
 from tests.fabric.harness import Fabric, gradients, small_model, wait_until
@@ -66,3 +67,131 @@ def test_all_have_the_same_weights(mode: str, kind: str) -> None:
     assert all(t.included + t.dropped + worker._kept == 8 for t, worker in zip(tallies, workers.values(), strict=True))
     if mode == "all-reduce":
         assert version == 8
+
+
+def step(worker: Any, model: torch.nn.Module, seed: int) -> Any:
+    """Make one step; return what became of its gradient."""
+    gradients(model, seed)
+    worker.step()
+    return worker.last
+
+
+def test_who_joins_later_has_weights_and_momentum_of_the_others() -> None:
+    models = [small_model(seed) for seed in range(2)]
+    with Fabric() as running:
+        first = joined(running, 0, models[0], mode="elastic")
+        for seed in range(5):
+            step(first, models[0], seed)
+        assert first.version == 5
+        second = joined(running, 1, models[1], mode="elastic")
+        assert second.version == 5
+        assert same(models)
+        for seed in range(4):
+            together(partial(step, first, models[0], seed), partial(step, second, models[1], 100 + seed))
+        caught_up(running, [first, second])
+        assert same(models)
+        first.leave()
+        second.leave()
+
+
+def test_who_is_overdue_joins_a_later_round_and_who_is_too_late_fetches_the_model() -> None:
+    models = [small_model(seed) for seed in range(3)]
+    with Fabric() as running:
+        workers: list[Any] = [None] * 3
+
+        def join(rank: int) -> None:
+            workers[rank] = joined(running, rank, models[rank], mode="elastic", workers=3, tau_max=2)
+
+        def steps(rank: int, count: int) -> list[Any]:
+            return [step(workers[rank], models[rank], 10 * n + rank) for n in range(count)]
+
+        together(*(partial(join, rank) for rank in range(3)))
+        together(*(partial(steps, rank, 3) for rank in range(3)))
+        slow, before = workers[2], caught_up(running, workers)
+        gradients(models[2], 7)
+        together(*(partial(steps, rank, 2) for rank in range(2)))
+        rounds = running.scheduler.state.reductions["model"].version - before
+        assert rounds == 2
+        late: list[Any] = []
+        together(lambda: late.append(slow.step() or slow.last), *(partial(steps, rank, 1) for rank in range(2)))
+        assert late[0].included, late
+        assert 1 <= late[0].delay <= 2
+        gradients(models[2], 8)
+        together(*(partial(steps, rank, 6) for rank in range(2)))
+        slow.step()
+        assert not slow.last.included
+        assert "computed from version" in slow.last.reason
+        caught_up(running, workers)
+        assert same(models)
+        assert slow.tally.dropped == 1
+        for worker in workers:
+            worker.leave()
+
+
+def test_gradients_that_are_not_finite_are_dropped_and_change_nothing() -> None:
+    model = small_model()
+    with Fabric() as running:
+        worker = joined(running, 0, model, mode="all-reduce")
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        gradients(model)
+        next(model.parameters()).grad[0, 0] = float("nan")
+        worker.step()
+        assert not worker.last.included
+        assert "NaN or Inf" in worker.last.reason
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert step(worker, model, 1).included
+        worker.leave()
+
+
+def test_training_goes_on_after_the_schedulers_restart() -> None:
+    models = [small_model(seed) for seed in range(3)]
+    with Fabric() as running:
+        workers: dict[int, Any] = {}
+
+        def work(rank: int, first: int) -> None:
+            if rank not in workers:
+                workers[rank] = joined(running, rank, models[rank], mode="elastic", workers=3)
+            for seed in range(first, first + 4):
+                step(workers[rank], models[rank], 10 * seed + rank)
+
+        together(*(partial(work, rank, 0) for rank in range(3)))
+        version = caught_up(running, list(workers.values()))
+        running.restart_scheduler()
+        together(*(partial(work, rank, 4) for rank in range(3)))
+        assert caught_up(running, list(workers.values())) > version
+        assert same(models)
+        for worker in workers.values():
+            worker.leave()
+
+
+def test_each_step_uses_the_mean_of_the_members_learning_rates() -> None:
+    models = [small_model(0) for _ in range(2)]
+    with Fabric() as running:
+
+        def work(rank: int) -> None:
+            optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+            worker = mlfabric.wrap(
+                optimizer, models[rank], settings=running.settings(f"w{rank}"), mode="all-reduce", workers=2
+            )
+            scheduler = LambdaLR(worker, lambda n: (1 + rank) * 0.5**n)
+            for seed in range(3):
+                step(worker, models[rank], 10 * seed + rank)
+                scheduler.step()
+            worker.leave()
+
+        together(*(partial(work, rank) for rank in range(2)))
+    alone = small_model(0)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
+    for seed in range(3):
+        optimizer.param_groups[0]["lr"] = 0.1 * 1.5 * 0.5**seed
+        optimizer.zero_grad()
+        parts = []
+        for rank in range(2):
+            gradients(alone, 10 * seed + rank)
+            parts.append([p.grad.clone() for p in alone.parameters()])
+        for parameter, one, other in zip(alone.parameters(), *parts, strict=True):
+            parameter.grad = (one + other) / 2
+        optimizer.step()
+    for one, other in zip(alone.parameters(), models[0].parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+    assert same(models)

@@ -231,9 +231,7 @@ class StepStorm(Storm):
             player.version = version
             player.history = (*player.history, (version, round_id, gradients))
             agreed = self.histories.setdefault(round_id, player.history)
-            assert player.history == agreed, (
-                f"{player.name} has another model after {round_id} than others have: {player.history} and {agreed}"
-            )
+            assert player.history == agreed, f"{player.name} has another model after {round_id} than others have"
         player.waiting.clear()
 
     def fetch(self, player: Learner, plan: FetchState) -> None:

@@ -1,0 +1,118 @@
+"""When rounds without a server begin, and what becomes of gradients that are late."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mlfabric.errors import ConfigError
+from mlfabric.methods import Late, Readiness, round_rule_of
+from mlfabric.model.specs import Layout, Mode, ModelSpec, RoundOptions, TensorSpec
+
+LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
+MS = 1_000_000
+USUAL_NS = 100 * MS
+
+
+def rule(mode: Mode, **options: object):
+    return round_rule_of(ModelSpec(name="net", layout=LAYOUT, mode=mode, rounds=RoundOptions(**options)))
+
+
+def who(ready: int, computing_ns: tuple[int, ...] = (), usual_ns: int | None = USUAL_NS, **fields: int) -> Readiness:
+    """Return so many workers that are ready, and others that have computed since then."""
+    return Readiness(
+        ready_ns={f"r{i}": 0 for i in range(ready)},
+        computing_ns={f"c{i}": since_ns for i, since_ns in enumerate(computing_ns)},
+        usual_ns=usual_ns,
+        version=fields.get("version", 1),
+        since_full=fields.get("since_full", 0),
+    )
+
+
+def test_everybody_waits_for_everybody() -> None:
+    together = rule(Mode.ALL_REDUCE)
+    assert together.begins_ns(who(3, (0,)), 5) is None
+    assert together.begins_ns(who(3), 5) == 5
+    assert together.late(1) is Late.IS_DROPPED
+
+
+def test_elastic_waits_for_those_that_should_be_ready_in_a_moment() -> None:
+    elastic = rule(Mode.ELASTIC)
+    assert elastic.begins_ns(who(3, (0,)), 100 * MS) == 110 * MS
+    assert elastic.begins_ns(who(3, (0, 2 * MS)), 100 * MS) == 112 * MS
+
+
+def test_elastic_does_not_wait_for_who_is_overdue_or_has_just_begun() -> None:
+    elastic = rule(Mode.ELASTIC)
+    assert elastic.begins_ns(who(3, (0,)), 111 * MS) == 111 * MS
+    assert elastic.begins_ns(who(3, (90 * MS,)), 100 * MS) == 100 * MS
+
+
+def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:
+    elastic = rule(Mode.ELASTIC, at_least=0.75)
+    assert elastic.begins_ns(who(2, (0, 0)), 200 * MS) == 1000 * MS
+    assert elastic.begins_ns(who(3, (0,)), 200 * MS) == 200 * MS
+    assert elastic.begins_ns(who(3, (0,), usual_ns=None), 200 * MS) is None
+    assert rule(Mode.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
+
+
+def test_elastic_counts_workers_no_longer_that_are_lost_in_their_step() -> None:
+    elastic = rule(Mode.ELASTIC, at_least=0.75)
+    assert elastic.begins_ns(who(2, (0, 0)), 1000 * MS) == 1000 * MS
+
+
+@pytest.mark.parametrize("tau_max", [0, 2])
+def test_elastic_lets_gradients_join_up_to_the_delay_bound(tau_max: int) -> None:
+    elastic = rule(Mode.ELASTIC, tau_max=tau_max)
+    assert elastic.late(tau_max) is Late.JOINS
+    assert elastic.late(tau_max + 1) is Late.IS_DROPPED
+
+
+def test_a_partial_round_begins_with_its_quorum() -> None:
+    assert rule(Mode.PARTIAL, quorum="solo").begins_ns(who(1, (0, 0, 0)), 5) == 5
+    assert rule(Mode.PARTIAL, quorum="2").begins_ns(who(1, (0, 0, 0)), 5) is None
+    assert rule(Mode.PARTIAL, quorum="2").begins_ns(who(2, (0, 0)), 5) == 5
+    assert rule(Mode.PARTIAL, quorum="full").begins_ns(who(3, (0,)), 5) is None
+    assert rule(Mode.PARTIAL).late(1) is Late.IS_KEPT
+
+
+def test_after_so_many_partial_rounds_one_waits_for_all() -> None:
+    solo = rule(Mode.PARTIAL, quorum="solo", full_every=3)
+    assert solo.begins_ns(who(1, (0,), since_full=2), 5) == 5
+    assert solo.begins_ns(who(1, (0,), since_full=3), 5) is None
+    assert solo.begins_ns(who(2, since_full=3), 5) == 5
+
+
+def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() -> None:
+    """Chi-square over 8 workers and 4,000 rounds: above 24.3 once in a thousand draws of a fair choice."""
+    majority = rule(Mode.PARTIAL)
+    drawn: Counter[int] = Counter()
+    for version in range(4000):
+        for worker in range(8):
+            ready = {f"w{worker}": 0}
+            computing = {f"w{i}": 0 for i in range(8) if i != worker}
+            one = Readiness(ready_ns=ready, computing_ns=computing, usual_ns=None, version=version, since_full=0)
+            drawn[worker] += majority.begins_ns(one, 0) is not None
+    assert sum(drawn.values()) == 4000
+    assert sum((count - 500) ** 2 / 500 for count in drawn.values()) < 24.3
+
+
+@pytest.mark.parametrize(
+    ("options", "story"),
+    [
+        ({"tau_max": -1}, "tau_max=-1; allowed: 0 to 1000"),
+        ({"at_least": 0.0}, "at_least=0.0; allowed: above 0"),
+        ({"quorum": "most"}, "quorum='most'; allowed: solo, majority, full, or a number"),
+        ({"quorum": "0"}, "quorum='0'; allowed"),
+        ({"full_every": 0}, "full_every=0; allowed: 1 to 1000"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, object], story: str) -> None:
+    with pytest.raises(ConfigError, match=story):
+        RoundOptions(**options)
+
+
+def test_rounds_are_refused_with_a_server() -> None:
+    with pytest.raises(ConfigError, match="rounds with mode asynchronous; allowed: with partial, elastic"):
+        ModelSpec(name="net", layout=LAYOUT, rounds=RoundOptions())
