@@ -103,6 +103,13 @@ class Line:
         self._task: asyncio.Task[None] | None = None
         self._up.send(self._open)
 
+    def __str__(self) -> str:
+        return f"{self.method.rpartition('/')[2]} of {self.client.name}"
+
+    def crosses(self, source: str, destination: str) -> bool:
+        """Tell whether messages go from one host to the other."""
+        return {source, destination} == {self.client.host, self._address.rpartition(":")[0]}
+
     def ask(self, message: bytes) -> None:
         """Send a message to the scheduler."""
         self._up.send(lambda: self._to_server(lambda: self.requests.put(message)))

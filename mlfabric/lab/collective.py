@@ -138,6 +138,8 @@ class AllReduceJob:
         assert life.number < ROW - 1, "there are more lives than a row has room for"
         for call in range(self.leave_after.get(life.number, 1 << 14)):
             await asyncio.sleep(life.draw.uniform(*self.compute_s))
+            if life.leaves:
+                return
             given = tensor_of(life.number, call, self.rows)
             result = np.full(padded_bytes(given.nbytes), 255, np.uint8)
             buffers = ReduceBuffers(given=given.data.cast("B").toreadonly(), result=result.data, dtype="float32")

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 from mlfabric import clock
 from mlfabric.channels import MemoryOptions
 from mlfabric.config import WorkerSettings
+from mlfabric.errors import RefusedError
 from mlfabric.lab.calls import Calls, MemoryServer
-from mlfabric.lab.links import Links
+from mlfabric.lab.links import NATURE, Links
 from mlfabric.lab.loop import VirtualLoop
 from mlfabric.lab.processes import Process
 from mlfabric.lab.signs import MemoryDatagrams, MemoryLink
@@ -28,6 +29,8 @@ __all__ = ["SCHEDULER_HOST", "Fabric", "FabricConfig", "Job", "Life"]
 
 SCHEDULER_HOST = "10.0.0.1"
 PORT = 50061
+START_AGAIN_S = 0.5
+"""A supervisor waits so long before it starts a process again that was refused: its predecessor counts as alive."""
 WALL_NS = 1_700_000_000_000_000_000
 
 
@@ -52,6 +55,7 @@ class FabricConfig:
     Args:
         seed: of all chance.
         workers: how many the job has.
+        hosts: how many there are, the scheduler's among them.
         link_bps: of each host's link, each way.
         latency_s: the least and the most that a message takes.
         state_dir: where the scheduler keeps its term.
@@ -60,6 +64,7 @@ class FabricConfig:
 
     seed: int
     workers: int = 2
+    hosts: int = 8
     link_bps: float = 100e6
     latency_s: tuple[float, float] = (0.0002, 0.002)
     state_dir: Path | None = None
@@ -72,17 +77,25 @@ class Life:
 
     Attributes:
         number: over all lives of the run.
+        index: of the worker.
+        leaves: it is to leave after its present call.
         link: its link to the scheduler.
         daemon: None until it was made.
     """
 
     number: int
-    name: str
+    index: int
     fabric: Fabric
     process: Process
     draw: random.Random
     link: MemoryLink | None = None
     daemon: WorkerDaemon | None = None
+    leaves: bool = False
+
+    @property
+    def name(self) -> str:
+        """The worker's."""
+        return self.process.name
 
     @property
     def is_alive(self) -> bool:
@@ -112,9 +125,10 @@ class Fabric:
         self.scheduler: Process | None = None
         self._datagrams: dict[tuple[str, int], MemoryDatagrams] = {}
         self._server: MemoryServer | None = None
+        self._processes: list[Process] = []
         self._wall_back_ns = 0
         self.loop.set_exception_handler(self._fault)
-        for number in range(1, config.workers + 2):
+        for number in range(1, config.hosts + 1):
             for direction in ("up", "down"):
                 self.links.set_rate(f"10.0.0.{number}", direction, config.link_bps)
 
@@ -142,9 +156,14 @@ class Fabric:
 
     # Members
 
+    def _process(self, name: str, host: str) -> Process:
+        process = Process(self.loop, name, host)
+        self._processes.append(process)
+        return process
+
     def start_scheduler(self) -> None:
         """Start a scheduler, which knows its term file alone."""
-        process = self.scheduler = Process(self.loop, "scheduler", SCHEDULER_HOST)
+        process = self.scheduler = self._process("scheduler", SCHEDULER_HOST)
         server = self._server = MemoryServer(self.calls, process, f"{SCHEDULER_HOST}:{PORT}")
         datagrams = MemoryDatagrams(self.calls, process, PORT)
         self._datagrams[datagrams.getsockname()] = datagrams
@@ -172,15 +191,21 @@ class Fabric:
         assert self._server is not None, "it was started"
         self._server.process.kill()
         self._server.die()
+        self.scheduler = None
 
     def start_worker(self, index: int) -> Life:
         """Start a worker on its host."""
-        process = Process(self.loop, f"w{index}", f"10.0.0.{index + 2}")
+        process = self._process(f"w{index}", f"10.0.0.{index + 2}")
         number = len(self.lives)
-        life = Life(number, f"w{index}", self, process, random.Random(f"{self.config.seed}/{number}"))
+        life = Life(number, index, self, process, random.Random(f"{self.config.seed}/{number}"))
         self.lives.append(life)
         self._watch(process, process.spawn(self._live(life)))
         return life
+
+    def start_if_absent(self, index: int) -> None:
+        """Start a worker on its host if it is not there."""
+        if not (self.is_over or any(life.index == index and life.is_alive for life in self.lives)):
+            self.start_worker(index)
 
     async def _live(self, life: Life) -> None:
         config, host = self.config, life.process.host
@@ -194,7 +219,15 @@ class Fabric:
         life.link = MemoryLink(self.calls, self._datagrams)
         claim = JobClaim(workers=config.workers, resume=Resume.GO_ON)
         life.daemon = WorkerDaemon(settings, self.job.spec, None, WorkerMetrics(), claim, link=life.link)
-        await life.daemon.start()
+        try:
+            await life.daemon.start()
+        except RefusedError as error:
+            if "is taken" not in str(error):
+                raise
+            self.note(f"{life.name} ends and is started again: {error}")
+            self.loop.call_later(START_AGAIN_S, self.start_if_absent, life.index, context=NATURE)
+            self.kill(life)
+            return
         self.note(f"{life.name} has joined, life {life.number}")
         await self.job.train(life)
         await life.daemon.close("it has no more to do")
@@ -248,9 +281,8 @@ class Fabric:
             self._end()
 
     def _end(self) -> None:
-        for process in [self.scheduler, *(life.process for life in self.lives)]:
-            if process is not None:
-                process.bury()
+        for process in self._processes:
+            process.bury()
         for _ in range(10):
             tasks = asyncio.all_tasks(self.loop)
             if not tasks:

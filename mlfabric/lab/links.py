@@ -196,12 +196,14 @@ class Links:
             self._connections.pop(connection, None)
             self.loop.call_later(self.draw_latency_s(), connection.fail, context=NATURE)
 
-    def break_one(self) -> bool:
-        """Reset some connection that carries something; tell whether there was one."""
+    def break_one(self) -> str:
+        """Reset some connection that carries something; return which, "" if there is none."""
         among = [c for c in self._connections if any(flow in self._active for flow in c.flows)]
-        if among:
-            self._draw.choice(among).fail()
-        return bool(among)
+        if not among:
+            return ""
+        connection = self._draw.choice(among)
+        connection.fail()
+        return " to ".join(end.name for end in connection.ends)
 
     # What is under way
 
