@@ -70,6 +70,7 @@ class Witness:
     def __init__(self) -> None:
         self.finished: Counter[int] = Counter()
         self.failed = 0
+        self._refused: set[Call] = set()
         self._results: dict[Call, bytes] = {}
         self._weights: dict[int, int] = {}
         self._after: dict[bytes, _Weights] = {}
@@ -83,6 +84,7 @@ class Witness:
         bits = result.tobytes()
         for each in sorted(inside):
             assert self._results.setdefault(each, bits) == bits, f"{each} is in two different results"
+            assert each not in self._refused, f"{each} is in a result, and its worker was told that it failed"
         self._apply(life, bits)
         self.finished[life] += 1
         return inside
@@ -91,6 +93,8 @@ class Witness:
         """Take the news that a call has failed."""
         self._check_given(life, call, given)
         self.failed += 1
+        self._refused.add((life, call))
+        assert (life, call) not in self._results, f"{(life, call)} is in a result, and its worker is told that it failed"
         if "load their weights" in str(error):
             self._weights.pop(life, None)
 

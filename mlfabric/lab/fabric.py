@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ __all__ = ["SCHEDULER_HOST", "Fabric", "FabricConfig", "Job", "Life"]
 
 SCHEDULER_HOST = "10.0.0.1"
 PORT = 50061
+LAST_TURNS = 200
 START_AGAIN_S = 0.5
 """A supervisor waits so long before it starts a process again that was refused: its predecessor counts as alive."""
 WALL_NS = 1_700_000_000_000_000_000
@@ -76,18 +78,18 @@ class Life:
     """One life of a worker: from the start of its process to its death, or until it leaves.
 
     Attributes:
-        number: over all lives of the run.
+        number: among all lives of the run that have joined; -1 before that.
         index: of the worker.
         leaves: it is to leave after its present call.
         link: its link to the scheduler.
         daemon: None until it was made.
     """
 
-    number: int
     index: int
     fabric: Fabric
     process: Process
     draw: random.Random
+    number: int = -1
     link: MemoryLink | None = None
     daemon: WorkerDaemon | None = None
     leaves: bool = False
@@ -126,6 +128,7 @@ class Fabric:
         self._datagrams: dict[tuple[str, int], MemoryDatagrams] = {}
         self._server: MemoryServer | None = None
         self._processes: list[Process] = []
+        self._numbers = count()
         self._wall_back_ns = 0
         self.loop.set_exception_handler(self._fault)
         for number in range(1, config.hosts + 1):
@@ -196,8 +199,7 @@ class Fabric:
     def start_worker(self, index: int) -> Life:
         """Start a worker on its host."""
         process = self._process(f"w{index}", f"10.0.0.{index + 2}")
-        number = len(self.lives)
-        life = Life(number, index, self, process, random.Random(f"{self.config.seed}/{number}"))
+        life = Life(index, self, process, random.Random(f"{self.config.seed}/{len(self.lives)}"))
         self.lives.append(life)
         self._watch(process, process.spawn(self._live(life)))
         return life
@@ -228,6 +230,7 @@ class Fabric:
             self.loop.call_later(START_AGAIN_S, self.start_if_absent, life.index, context=NATURE)
             self.kill(life)
             return
+        life.number = next(self._numbers)
         self.note(f"{life.name} has joined, life {life.number}")
         await self.job.train(life)
         await life.daemon.close("it has no more to do")
@@ -289,5 +292,11 @@ class Fabric:
                 break
             for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(tasks, timeout=10.0))
+            self.loop.run_until_complete(_turns(LAST_TURNS))
         self.loop.close()
+
+
+async def _turns(number: int) -> None:
+    """Let the loop make turns: time may stand still."""
+    for _ in range(number):
+        await asyncio.sleep(0)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,31 +26,30 @@ NATURE = Context()
 """The context of what no process does: timers of the network and of the storm."""
 WITHIN_HOST_BPS = 40e9
 DIAL_AGAIN_S = 1.0
+INFINITE = float("inf")
 _ONE_NS = 1e-9
 _ALMOST_BITS = 0.5
+_LEAST_BPS = 1.0
 
 Link = tuple[str, str]
 """Direction ("up" or "down") and host."""
 
 
-def fair_rates_bps(flows: Iterable[tuple[tuple[Link, ...], float]], rates_bps: dict[Link, float]) -> list[float]:
+def fair_rates_bps(flows: Sequence[tuple[tuple[Link, ...], float]], rates_bps: dict[Link, float]) -> list[float]:
     """Return the max-min fair rates of streams, each given by the links that it crosses and its own limit."""
-    flows = list(flows)
     found = [limit for _, limit in flows]
-    left, rest = dict(rates_bps), set(range(len(flows)))
+    left, rest = dict(rates_bps), list(range(len(flows)))
+    users = Counter(link for links, _ in flows for link in links)
     while rest:
-        users: dict[Link, int] = {}
-        for index in sorted(rest):
-            for link in flows[index][0]:
-                users[link] = users.get(link, 0) + 1
-        share, tightest = min(((left[link] / n, link) for link, n in users.items()), default=(float("inf"), None))
-        limited = [index for index in sorted(rest) if flows[index][1] <= share]
-        fixed = limited or [index for index in sorted(rest) if tightest in flows[index][0]]
+        share, tightest = min(((left[link] / n, link) for link, n in users.items() if n), default=(INFINITE, None))
+        fixed = [index for index in rest if flows[index][1] <= share]
+        fixed = fixed or [index for index in rest if tightest in flows[index][0]]
         for index in fixed:
-            rest.discard(index)
             found[index] = min(share, flows[index][1])
             for link in flows[index][0]:
                 left[link] = max(0.0, left[link] - found[index])
+                users[link] -= 1
+        rest = [index for index in rest if index not in fixed]
     return found
 
 
@@ -106,6 +106,7 @@ class Links:
         self._active: dict[_Flow, None] = {}
         self._counted_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_changed = False
         self._cuts: dict[tuple[str, str], None] = {}
         self._healed: list[Callable[[], None]] = []
 
@@ -115,7 +116,8 @@ class Links:
         """Let a host's link carry so much from now on."""
         self._count()
         self._rates_bps[direction, host] = bps
-        self._share()
+        self._is_changed = True
+        self._look_soon()
 
     def is_cut(self, source: str, destination: str) -> bool:
         """Tell whether nothing arrives from one host at another."""
@@ -209,19 +211,20 @@ class Links:
 
     def _begin(self, flow: _Flow) -> None:
         """Carry what was written, unless it is on its way already."""
-        if flow in self._active or not flow.pipe.written or self.is_cut(flow.source, flow.destination):
-            return
-        self._count()
-        flow.left_bits = 8.0 * len(flow.pipe.written[0])
-        self._active[flow] = None
-        self._share()
+        if flow not in self._active and flow.pipe.written and not self.is_cut(flow.source, flow.destination):
+            self._count()
+            flow.left_bits = 8.0 * len(flow.pipe.written[0])
+            self._active[flow] = None
+            self._is_changed = True
+            self._look_soon()
 
     def _changed(self) -> None:
         """Stop or start streams after cuts have changed."""
         self._count()
         for flow in [flow for flow in self._active if self.is_cut(flow.source, flow.destination)]:
             del self._active[flow]
-        self._share()
+        self._is_changed = True
+        self._look_soon()
         for connection in list(self._connections):
             for flow in connection.flows:
                 self._begin(flow)
@@ -231,35 +234,38 @@ class Links:
         now_s = self.loop.time()
         passed_s, self._counted_s = now_s - self._counted_s, now_s
         for flow in list(self._active):
+            written = flow.pipe.written
             flow.left_bits -= flow.bps * passed_s
-            while flow.pipe.written and flow.left_bits <= _ALMOST_BITS:
-                self._deliver(flow, flow.pipe.written.popleft())
-                flow.left_bits += 8.0 * len(flow.pipe.written[0]) if flow.pipe.written else 0.0
-            if not flow.pipe.written:
+            while written and flow.left_bits <= _ALMOST_BITS:
+                self._deliver(flow, written.popleft())
+                flow.left_bits += 8.0 * len(written[0]) if written else 0.0
+            if not written:
                 del self._active[flow]
+                self._is_changed = True
 
     def _deliver(self, flow: _Flow, piece: bytes) -> None:
         flow.arrives_s = max(flow.arrives_s + _ONE_NS, self.loop.time() + self.draw_latency_s())
         self.loop.call_at(flow.arrives_s, flow.pipe.arrive, piece, context=NATURE)
 
-    def _share(self) -> None:
-        """Divide the links anew, and set the timer for the next piece that is whole."""
-        flows = list(self._active)
-        rates = fair_rates_bps(((flow.links, flow.limit_bps) for flow in flows), self._rates_bps)
-        wait_s = float("inf")
-        for flow, bps in zip(flows, rates, strict=True):
-            flow.bps = bps
-            wait_s = min(wait_s, flow.left_bits / bps if bps else wait_s)
-        if self._timer is not None:
+    def _look_soon(self, wait_s: float = 0.0) -> None:
+        """Set the timer for the next change of rates, or the next piece that is whole."""
+        at_s = self.loop.time() + wait_s
+        if self._timer is not None and self._timer.when() > at_s:
             self._timer.cancel()
             self._timer = None
-        if flows and wait_s < float("inf"):
-            self._timer = self.loop.call_later(max(wait_s, _ONE_NS), self._timed, context=NATURE)
+        if self._timer is None:
+            self._timer = self.loop.call_at(at_s, self._look, context=NATURE)
 
-    def _timed(self) -> None:
+    def _look(self) -> None:
         self._timer = None
         self._count()
-        self._share()
+        if self._is_changed:  # the links are divided anew
+            self._is_changed = False
+            flows = [(flow.links, flow.limit_bps) for flow in self._active]
+            for flow, bps in zip(self._active, fair_rates_bps(flows, self._rates_bps), strict=True):
+                flow.bps = bps
+        if self._active:
+            self._look_soon(max(_ONE_NS, min(flow.left_bits / max(flow.bps, _LEAST_BPS) for flow in self._active)))
 
 
 class Way:

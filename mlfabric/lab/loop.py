@@ -25,6 +25,8 @@ __all__ = ["VirtualLoop"]
 
 STARTED_S = 1000.0
 LONGEST_WORK_S = 0.02
+MOST_AT_ONCE = 20_000
+"""Whoever does so much at one instant would never end."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -69,7 +71,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
-        self.turns = 0
+        self.turns = self._turns_then = 0
         self._draw = draw
         self._now_s = STARTED_S
         self._blocks: list[list[asyncio.Handle]] = []
@@ -143,6 +145,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self._blocks and not self._stopping:
             assert timers, "everybody waits, and nothing will ever happen again"
             self._now_s = max(self._now_s, timers[0].when())
+            self._turns_then = self.turns
+        if self.turns - self._turns_then > MOST_AT_ONCE:
+            self._turns_then = self.turns
+            raise AssertionError(f"{MOST_AT_ONCE} callbacks ran, and no time passed")
         while timers and timers[0].when() <= self._now_s:
             timer = heapq.heappop(timers)
             timer._scheduled = False  # type: ignore[attr-defined]

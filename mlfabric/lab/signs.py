@@ -122,6 +122,10 @@ class MemoryLink:
         """Return a channel to the scheduler."""
         return self.calls.channel(address)  # type: ignore[no-any-return]
 
+    async def fault(self, address: str, security: Security) -> str:
+        """Know of no fault: there is no TLS."""
+        return ""
+
     def watch(self, wanted: Watch) -> None:
         """Have signs of life sent, instead of any others with the same key."""
         self.forget(wanted.key)

@@ -8,6 +8,7 @@ import grpc
 
 from mlfabric import pulse
 from mlfabric.security import SCHEDULER, Security
+from mlfabric.security.diagnosis import tls_fault
 from mlfabric.security.secure_grpc import open_channel
 from mlfabric.shell.control import MAX_CONTROL_BYTES
 
@@ -29,6 +30,9 @@ class SchedulerLink(Protocol):
     def dial(self, address: str, security: Security) -> grpc.aio.Channel:
         """Return a channel to the scheduler at ``host:port``."""
 
+    async def fault(self, address: str, security: Security) -> str:
+        """Say what keeps TLS from working with the scheduler at ``host:port``; "" if nothing is known to."""
+
     def watch(self, wanted: pulse.Watch) -> None:
         """Have signs of life sent, instead of any others with the same key."""
 
@@ -42,6 +46,10 @@ class GrpcLink:
     def dial(self, address: str, security: Security) -> grpc.aio.Channel:
         """Return a channel to the scheduler at ``host:port``."""
         return open_channel(address, SCHEDULER, security, CHANNEL_OPTIONS)
+
+    async def fault(self, address: str, security: Security) -> str:
+        """Say what keeps TLS from working with the scheduler at ``host:port``; "" if nothing is known to."""
+        return await tls_fault(address, SCHEDULER, security)
 
     def watch(self, wanted: pulse.Watch) -> None:
         """Have signs of life sent, instead of any others with the same key."""

@@ -29,8 +29,7 @@ from mlfabric.errors import RefusedError
 from mlfabric.fail_stop import described
 from mlfabric.model.specs import Member, Role, Term
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
-from mlfabric.security import LOOPBACK, SCHEDULER, Security
-from mlfabric.security.diagnosis import tls_fault
+from mlfabric.security import LOOPBACK, Security
 from mlfabric.shell.scheduler_link import GrpcLink, SchedulerLink
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
@@ -261,7 +260,7 @@ class SchedulerSession:
         Raises:
             RefusedError: TLS has never been and cannot be, with none of them.
         """
-        looks = [tls_fault(address, SCHEDULER, self._security) for address in self._addresses]
+        looks = [self._link.fault(address, self._security) for address in self._addresses]
         faults = await asyncio.gather(*looks)
         if all(faults) and not self._was_in:
             raise RefusedError(f"cannot join the scheduler at {self.scheduler}: {faults[0]}")
