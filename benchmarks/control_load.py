@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks.processes import HOST
 from benchmarks.simulated_members import SERVER, SPEC, SimulatedServer, SimulatedWorker
-from mlfabric.shell.session import CHANNEL_OPTIONS
+from mlfabric.shell.scheduler_link import CHANNEL_OPTIONS
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2, types_pb2
 
 __all__ = ["LoadOptions", "measure", "serve_echo"]

@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.processes import child, next_answer, run_on_loop, scheduler_process
 from benchmarks.simulated_members import SimulatedServer, SimulatedWorker
-from mlfabric.shell.session import CHANNEL_OPTIONS
+from mlfabric.shell.scheduler_link import CHANNEL_OPTIONS
 from mlfabric.v1 import fabric_pb2_grpc
 
 __all__ = ["run"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlfabric.channels import MOST_CONNECTIONS, TcpOptions
+from mlfabric.channels import MOST_CONNECTIONS, ChannelOptions, TcpOptions
 from mlfabric.errors import ConfigError
 from mlfabric.model.specs import Role
 from mlfabric.protocol import job_name
@@ -104,7 +104,7 @@ class WorkerSettings:
     scheduler: str = DEFAULT_SCHEDULER
     name: str = "worker-0"
     host: str = "localhost"
-    tcp: TcpOptions
+    tcp: ChannelOptions
     metrics_port: int | None = None
     workers: int = 0
     drain_on_sigterm: bool = True

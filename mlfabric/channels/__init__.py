@@ -1,7 +1,7 @@
 """Data channels: how tensors travel between members, never through the scheduler.
 
-A *channel* (``tcp``) is one member's endpoint: it accepts connections and dials others. A *connection* (``stream``)
-carries frames (``base``). Only shells import this package.
+A *channel* (``tcp``, or ``memory`` within one event loop; ``factory`` has the table) is a member's endpoint: it accepts
+connections and dials others. A *connection* (``stream``) carries frames (``base``). Only shells import this package.
 """
 
 from mlfabric.channels.base import (
@@ -13,7 +13,9 @@ from mlfabric.channels.base import (
     FrameKind,
     TransferRecord,
 )
+from mlfabric.channels.factory import Channel, ChannelOptions, channel_of
 from mlfabric.channels.limits import MOST_CONNECTIONS
+from mlfabric.channels.memory import MemoryChannel, MemoryOptions
 from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
@@ -21,13 +23,18 @@ __all__ = [
     "MAX_META_BYTES",
     "MOST_CONNECTIONS",
     "TICKET_BYTES",
+    "Channel",
+    "ChannelOptions",
     "Connection",
     "ConnectionClosedError",
     "Direction",
     "Frame",
     "FrameKind",
     "Handler",
+    "MemoryChannel",
+    "MemoryOptions",
     "TcpChannel",
     "TcpOptions",
     "TransferRecord",
+    "channel_of",
 ]

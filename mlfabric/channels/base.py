@@ -8,9 +8,12 @@ connection is used by one task at a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import Protocol
 
+from mlfabric.channels.backlog import Path
 from mlfabric.errors import TransferError, UsageError
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "Direction",
     "Frame",
     "FrameKind",
+    "Stream",
     "TransferRecord",
 ]
 
@@ -121,3 +125,47 @@ class TransferRecord:
     def rate_bps(self) -> float:
         """Mean rate of the transfer in bit/s; 0 if it took no measurable time."""
         return self.bytes * 8 / self.seconds if self.ended_ns > self.started_ns else 0.0
+
+
+class Stream(Protocol):
+    """The bytes of one connection, under its frames."""
+
+    @property
+    def peer(self) -> str:
+        """Address of the other end."""
+
+    async def write(self, pieces: Sequence[memoryview]) -> None:
+        """Write all pieces."""
+
+    def write_now(self, piece: memoryview) -> int:
+        """Write as much as there is room for; return how much."""
+
+    async def writable(self) -> None:
+        """Wait until there is room."""
+
+    async def drain(self) -> None:
+        """Wait until everything has been handed to the network."""
+
+    async def read_into(self, view: memoryview, at_least: int) -> int:
+        """Read ``at_least`` bytes or more; fewer mean that no more will come."""
+
+    async def read_through(self, view: memoryview, full: Callable[[], memoryview]) -> bool:
+        """Fill ``view``, and then whatever ``full`` returns, until that is empty; tell whether all were filled."""
+
+    def spread(self, rate_bps: int) -> bool:
+        """Have what is sent spaced out at about a rate, 0 not any longer; tell whether that is possible."""
+
+    def path(self) -> Path:
+        """Return what is known of the way to the peer."""
+
+    def unacknowledged_bytes(self) -> int:
+        """Return how much was written that the other end has not acknowledged."""
+
+    def waiting_bytes(self) -> int:
+        """Return how much has come that was not read."""
+
+    def stop(self, *, abrupt: bool) -> None:
+        """Wake whoever waits in the stream; ``abrupt`` also drops what was not sent and resets the peer."""
+
+    def close(self) -> None:
+        """Free what the stream holds."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from mlfabric import clock
 from mlfabric.channels.limiter import NS_PER_S, TokenBucket, chunk_bytes
 
 __all__ = ["Pacer"]
@@ -33,7 +33,7 @@ class Pacer:
         return not self._buckets
 
     def __enter__(self) -> Pacer:
-        now_ns = time.monotonic_ns()
+        now_ns = clock.monotonic_ns()
         for bucket in self._buckets:
             bucket.begin(now_ns)
         return self
@@ -46,7 +46,7 @@ class Pacer:
 
     def charge(self, n_bytes: int) -> int:
         """Take ``n_bytes`` from every bucket and return the wait in ns that the slowest asks for."""
-        now_ns = time.monotonic_ns()
+        now_ns = clock.monotonic_ns()
         return max((bucket.take(n_bytes, now_ns) for bucket in self._buckets), default=0)
 
     async def admit(self, n_bytes: int) -> None:

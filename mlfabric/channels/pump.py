@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
+from mlfabric import clock
 from mlfabric.channels.backlog import Backlog
+from mlfabric.channels.base import Stream
 from mlfabric.channels.progress import Filling
-from mlfabric.channels.tcpstream import TcpStream
 
 __all__ = ["Pump"]
 
@@ -27,7 +27,7 @@ class Pump:
         filling: may fail; then so does the pump, with the same error, even after the last byte.
     """
 
-    def __init__(self, stream: TcpStream, filling: Filling) -> None:
+    def __init__(self, stream: Stream, filling: Filling) -> None:
         self._stream = stream
         self._payload = filling.payload
         self._progress = filling.progress
@@ -60,7 +60,7 @@ class Pump:
             OSError: the stream failed.
         """
         unacknowledged = self._stream.unacknowledged_bytes()
-        self.backlog.look(self._at, unacknowledged, time.monotonic_ns(), held_up=self._is_held_up)
+        self.backlog.look(self._at, unacknowledged, clock.monotonic_ns(), held_up=self._is_held_up)
 
     def _go_on(self) -> None:
         """Send what is ready; stop at the end, when there is no room, and at an error."""

@@ -11,10 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mlfabric.channels.base import ConnectionClosedError
+from mlfabric.channels.base import ConnectionClosedError, Stream
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.stream import Connection, Handler
-from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import FabricClosedError, FabricError
 
 __all__ = ["Roster"]
@@ -33,7 +32,7 @@ class Roster:
         self._limits = limits
         self._silent: dict[Connection, asyncio.TimerHandle] = {}
         self._turned_away = 0
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -42,15 +41,15 @@ class Roster:
         if self._closed:
             raise FabricClosedError("this data channel was closed; make a new one")
 
-    def add(self, stream: TcpStream) -> Connection:
+    def add(self, stream: Stream) -> Connection:
         """Return a connection over ``stream`` that is closed with the endpoint."""
         connection = Connection(stream, self._limits, self._forget)
-        self._connections.add(connection)
+        self._connections[connection] = None
         if self._closed:
             connection.close()
         return connection
 
-    def serve(self, stream: TcpStream, handler: Handler) -> None:
+    def serve(self, stream: Stream, handler: Handler) -> None:
         """Run ``handler`` on an accepted stream in a task of its own and close the connection after it."""
         if self._closed or not self._has_place(stream.peer):
             stream.stop(abrupt=False)
@@ -91,7 +90,7 @@ class Roster:
         connection.close()
 
     def _forget(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self._expect_no_frame(connection)
 
     async def close(self) -> None:

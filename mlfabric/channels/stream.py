@@ -7,19 +7,18 @@ was left in the middle has broken its framing, so the connection is closed, and 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, TransferRecord
+from mlfabric import clock
+from mlfabric.channels.base import ConnectionClosedError, Direction, Frame, Stream, TransferRecord
 from mlfabric.channels.frames import HEADER_BYTES, Header, check_magic, decode_header, encode_header
 from mlfabric.channels.limiter import TokenBucket
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.pacer import Pacer
 from mlfabric.channels.progress import Filling
 from mlfabric.channels.pump import Pump
-from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.channels.views import chunked, contiguous, total_bytes
 from mlfabric.errors import TransferError, UsageError
 
@@ -41,7 +40,7 @@ class Connection:
         on_closed: called once, when the stream has been given back.
     """
 
-    def __init__(self, stream: TcpStream, limits: Limits, on_closed: Callable[[Connection], None]) -> None:
+    def __init__(self, stream: Stream, limits: Limits, on_closed: Callable[[Connection], None]) -> None:
         self._stream = stream
         self._limits = limits
         self._on_closed = on_closed
@@ -119,7 +118,7 @@ class Connection:
         await self._write(head)
 
     async def _send_payload(self, views: Sequence[memoryview], pacer: Pacer, *, paced: bool) -> TransferRecord:
-        started_ns = time.monotonic_ns()
+        started_ns = clock.monotonic_ns()
         with pacer:
             await self._send_views(views, pacer)
             await self._drain()
@@ -165,24 +164,24 @@ class Connection:
 
     async def _send_held(self, filling: Filling, pacer: Pacer, *, paced: bool) -> TransferRecord:
         """Send a buffer as it becomes ready, as fast as rate limits allow."""
-        started_ns, waited_ns = time.monotonic_ns(), 0
+        started_ns, waited_ns = clock.monotonic_ns(), 0
         at, length = 0, len(filling.payload)
         with pacer:
             while at < length:
-                asked_ns = time.monotonic_ns()
+                asked_ns = clock.monotonic_ns()
                 end = min(await filling.progress.reached(at + 1), at + pacer.chunk_bytes)
-                waited_ns += time.monotonic_ns() - asked_ns
+                waited_ns += clock.monotonic_ns() - asked_ns
                 await pacer.admit(end - at)
                 await self._write([filling.payload[at:end]])
                 at = end
             filling.progress.check()
             await self._drain()
-        starved = waited_ns > STARVED_SHARE * (time.monotonic_ns() - started_ns)
+        starved = waited_ns > STARVED_SHARE * (clock.monotonic_ns() - started_ns)
         return self._record(Direction.OUT, length, started_ns, paced=paced or starved)
 
     async def _send_freely(self, filling: Filling) -> TransferRecord:
         """Send a buffer as it becomes ready, at full speed."""
-        started_ns, pump = time.monotonic_ns(), Pump(self._stream, filling)
+        started_ns, pump = clock.monotonic_ns(), Pump(self._stream, filling)
         with self._breaking():
             await pump.run()
         await self._drain()
@@ -285,7 +284,7 @@ class Connection:
         if len(views) < len(pieces) or any(view.readonly for view in views) or not views:
             raise UsageError("given a read-only or empty piece, or none; wanted writable ones of 1 byte or more")
         self._check_announced(length)
-        started_ns = time.monotonic_ns()
+        started_ns = clock.monotonic_ns()
         rest = iter(views)
         while (view := next(rest, None)) is not None:
             if self._limits.down:
@@ -307,7 +306,7 @@ class Connection:
 
         def full() -> memoryview:
             nonlocal view, ended_ns, later, failure
-            ended_ns = time.monotonic_ns()
+            ended_ns = clock.monotonic_ns()
             self._unread_bytes -= len(view)
             try:
                 later = took()
@@ -332,7 +331,7 @@ class Connection:
     async def _receive_payload(self, length: int, place: Callable[[int, int], memoryview]) -> TransferRecord:
         self._check_announced(length)
         pacer = Pacer(self._limits.down, self._stopping)
-        started_ns, at = time.monotonic_ns(), 0
+        started_ns, at = clock.monotonic_ns(), 0
         with self._using(Direction.IN), pacer:
             while at < length:
                 view = place(at, min(pacer.chunk_bytes, length - at))
@@ -363,7 +362,7 @@ class Connection:
         return n
 
     def _record(self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool) -> TransferRecord:
-        ended_ns, out = time.monotonic_ns(), direction is Direction.OUT
+        ended_ns, out = clock.monotonic_ns(), direction is Direction.OUT
         return TransferRecord(
             direction=direction,
             bytes=n_bytes,

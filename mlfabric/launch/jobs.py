@@ -13,7 +13,7 @@ import grpc
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.security import SCHEDULER, Security
 from mlfabric.security.secure_grpc import open_channel
-from mlfabric.shell.session import CHANNEL_OPTIONS
+from mlfabric.shell.scheduler_link import CHANNEL_OPTIONS
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
 __all__ = ["check_job_name", "held_job", "stem_of"]

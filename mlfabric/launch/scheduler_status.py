@@ -11,7 +11,7 @@ from mlfabric.errors import RefusedError, UnavailableError
 from mlfabric.security import LOOPBACK, SCHEDULER, Security
 from mlfabric.security.diagnosis import tls_fault
 from mlfabric.security.secure_grpc import open_channel
-from mlfabric.shell.session import CHANNEL_OPTIONS
+from mlfabric.shell.scheduler_link import CHANNEL_OPTIONS
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
 __all__ = ["HERE", "StatusReader"]

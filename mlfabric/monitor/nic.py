@@ -7,11 +7,11 @@ virtual interfaces state none. Then the counters are only shown.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass
 
 import psutil
 
+from mlfabric import clock
 from mlfabric.channels.interfaces import carried_bytes
 from mlfabric.errors import UsageError
 
@@ -62,7 +62,7 @@ class NicSampler:
         if interface not in names:
             raise UsageError(f"interface {interface!r} does not exist; allowed: {', '.join(names)}")
         self.interface = interface
-        self._last = (time.monotonic(), *(carried_bytes(interface) or (0, 0)))
+        self._last = (clock.monotonic_s(), *(carried_bytes(interface) or (0, 0)))
         if not self._speed_bps():
             log.info("interface %s states no speed: its counters are shown, but tell nothing of its link", interface)
 
@@ -72,7 +72,7 @@ class NicSampler:
         if carried is None:
             return None
         (started_s, sent_before, received_before), (sent, received) = self._last, carried
-        ended_s = time.monotonic()
+        ended_s = clock.monotonic_s()
         if ended_s <= started_s or sent < sent_before or received < received_before:
             return None
         self._last = (ended_s, sent, received)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from mlfabric import wire
+from mlfabric import clock, wire
 from mlfabric.channels.interfaces import interface_of
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.fail_stop import FailStop
@@ -126,7 +125,7 @@ class MonitorService:
         member = Member(
             name=self.config.name,
             role=Role.MONITOR,
-            incarnation=time.time_ns(),
+            incarnation=clock.wall_ns(),
             host=self.config.host,
             address=self.address,
             up_bps=self.config.up_bps,
@@ -215,7 +214,7 @@ class MonitorService:
 
     async def _report_now_and_again(self) -> None:
         while True:
-            now_s = time.monotonic()
+            now_s = clock.monotonic_s()
             self._look_at_nic()
             estimates = self._estimates(now_s)
             if self._session is not None and self._session.is_open:
@@ -273,7 +272,7 @@ class _Recorder(monitor_pb2_grpc.MonitorServiceServicer):
         context: grpc.aio.ServicerContext[monitor_pb2.RecordTransfersRequest, monitor_pb2.RecordTransfersResponse],
     ) -> monitor_pb2.RecordTransfersResponse:
         """Take in a member's finished transfers; all of them or, if one is malformed, none."""
-        now_s = time.monotonic()
+        now_s = clock.monotonic_s()
         if not same_token(self._monitor.token_of(request.member), request.token):
             detail = f"a report of {request.member!r} without the token that the scheduler gave it for this monitor"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)

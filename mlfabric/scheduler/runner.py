@@ -7,7 +7,6 @@ import gc
 import logging
 import resource
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from mlfabric import clock
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.model.specs import Term
 from mlfabric.planning import is_planner_compiled
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.limits import Limits
-from mlfabric.scheduler.members.pulse_socket import listen_for_pulses
+from mlfabric.scheduler.members.pulse_socket import Datagrams, listen_for_pulses
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.planner_warmup import warm_planner
 from mlfabric.scheduler.service import FabricService
@@ -109,7 +109,7 @@ def next_term(state_dir: Path | None, seen: int = 0) -> int:
     Raises:
         UsageError: the directory cannot be written or holds something else.
     """
-    least = max(time.time_ns() // 1_000_000, seen + 1)
+    least = max(clock.wall_ns() // 1_000_000, seen + 1)
     if state_dir is None:
         return least
     try:
@@ -216,7 +216,25 @@ class SchedulerRunner:
         options = _channel_options(self.options.answer_s, most_calls)
         server = grpc.aio.server(interceptors=[Decoding()], options=options, maximum_concurrent_rpcs=most_calls)
         port = await self._listen(server, port_within_s)
-        pulses = listen_for_pulses(self.options.bind, port)
+        await self.serve(stop, ready, server, port, listen_for_pulses(self.options.bind, port))
+
+    async def serve(
+        self,
+        stop: asyncio.Event,
+        ready: Callable[[str], None],
+        server: grpc.aio.Server,
+        port: int,
+        pulses: Datagrams | None,
+    ) -> None:
+        """Serve until ``stop`` is set, at a server that has its port and has not begun.
+
+        Args:
+            ready: called with the address once members can join.
+            pulses: where signs of life arrive; None hears none.
+
+        Raises:
+            UsageError, FencedError: as for :meth:`run`.
+        """
         service = FabricService(self._renew(), self._meter, self._renew, pulses)
         fabric_pb2_grpc.add_FabricServiceServicer_to_server(service, server)
         status = self._add_standard_services(server)
@@ -251,7 +269,7 @@ class SchedulerRunner:
     async def _listen(self, server: grpc.aio.Server, within_s: float) -> int:
         """Listen, and return the port; who takes over waits until the kernel has freed that of the one before."""
         where = f"{self.options.bind}:{self.options.port}"
-        until_s = time.monotonic() + within_s
+        until_s = clock.monotonic_s() + within_s
         while True:
             try:
                 port = add_port(server, where, self.options.security)
@@ -260,7 +278,7 @@ class SchedulerRunner:
                 port, cause = 0, error
             if port:
                 return port
-            if time.monotonic() >= until_s:
+            if clock.monotonic_s() >= until_s:
                 raise UsageError(f"cannot listen on {where}: in use or not allowed; choose another port") from cause
             await asyncio.sleep(LOOK_AGAIN_S)
 
@@ -275,8 +293,8 @@ class SchedulerRunner:
     async def _survey(self, service: FabricService) -> None:
         while True:
             self._meter.survey(self._state)
-            began_s = time.monotonic()
+            began_s = clock.monotonic_s()
             await asyncio.sleep(SURVEY_S)
-            stood_still_s = time.monotonic() - began_s - SURVEY_S
+            stood_still_s = clock.monotonic_s() - began_s - SURVEY_S
             if stood_still_s > STOOD_STILL_S:
                 service.recall(f"this process stood still for {stood_still_s:.1f} s and may have been succeeded")

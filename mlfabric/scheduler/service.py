@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from mlfabric import wire
+from mlfabric import clock, wire
 from mlfabric.errors import FencedError, UsageError
 from mlfabric.model.specs import Member, Role
 from mlfabric.protocol import (
@@ -40,7 +38,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.members import entry
 from mlfabric.scheduler.members.job_calls import JobCalls
-from mlfabric.scheduler.members.pulse_socket import Listener
+from mlfabric.scheduler.members.pulse_socket import Datagrams, Listener
 from mlfabric.scheduler.members.silence import Found, LostBy
 from mlfabric.scheduler.members.terms import Verdict
 from mlfabric.scheduler.meter import Meter
@@ -148,7 +146,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         state: SchedulerState,
         meter: Meter,
         renew: Callable[[int], SchedulerState],
-        pulses: socket.socket | None = None,
+        pulses: Datagrams | None = None,
     ) -> None:
         self._state = state
         self._renew = renew
@@ -173,7 +171,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
     def _take_in(self, event: MemberEvent) -> list[Instruction]:
         """Hand an event to the state machine, pass on what follows, plan at the end of this turn."""
         with self._ending():
-            instructions = self._meter.handle(self._state, event, time.monotonic_ns())
+            instructions = self._meter.handle(self._state, event, clock.monotonic_ns())
             self._post(instructions)
         if not self._settling:
             self._settling = True
@@ -194,13 +192,13 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         if self._state.verdict is not Verdict.STAYS:
             self._give_way()
         self._log_what_is_torn()
-        due_ns = self._state.next_wakeup_ns(time.monotonic_ns())
+        due_ns = self._state.next_wakeup_ns(clock.monotonic_ns())
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if due_ns is None:
             return
-        wait_ns = due_ns - time.monotonic_ns()
+        wait_ns = due_ns - clock.monotonic_ns()
         if wait_ns <= 0:
             self._take_in(Tick())
         else:
@@ -514,7 +512,7 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""
-        return describe(self._state, self._meter, time.monotonic_ns(), all_samples=request.all_samples)
+        return describe(self._state, self._meter, clock.monotonic_ns(), all_samples=request.all_samples)
 
 
 def _rank_of(seat: _Seat) -> int:

@@ -20,11 +20,11 @@ import errno
 import json
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from mlfabric import clock
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.model.samples import Samples, samples_of
 from mlfabric.protocol import Commit, ModelVersion
@@ -119,7 +119,7 @@ class _File:
         if len(self._waiting) > MOST_WAITING:
             self._waiting.popleft()
             self._missing += 1
-        if self._failed_s is None or time.monotonic() >= self._failed_s + RETRY_S:
+        if self._failed_s is None or clock.monotonic_s() >= self._failed_s + RETRY_S:
             self.flush()
 
     def flush(self) -> None:
@@ -132,7 +132,7 @@ class _File:
         except OSError as error:
             if self._failed_s is None:
                 log.error("the commit log of %s cannot be written, and is kept in memory: %s", self._model, error)
-            self._failed_s = time.monotonic()
+            self._failed_s = clock.monotonic_s()
             return
         if self._failed_s is not None:
             log.warning("the commit log of %s is written again; %s lines of it are missing", self._model, self._missing)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlfabric import wire
+from mlfabric import clock, wire
 from mlfabric.channels import Direction, TcpChannel, TransferRecord
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.fail_stop import Tasks
@@ -344,7 +343,7 @@ class ServerService:
         """Save a part of a model if it has come to a milestone."""
         if self._state.models[model].spec.shard is None:
             return
-        now_s = time.monotonic()
+        now_s = clock.monotonic_s()
         begun = Milestones(self.options.checkpoint_every_s, version - 1, now_s)
         if self._milestones.setdefault(model, begun).is_due(version, now_s):
             self._save_soon([model])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from mlfabric import clock
 from mlfabric.errors import FabricError, LayoutError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.model.specs import ModelSpec
@@ -286,7 +286,7 @@ class Stores:
 
     async def _save(self, saving: Saving, name: str) -> SavedCheckpoint | None:
         """Write a model's checkpoint, unless it has no weights, or has ended."""
-        started = time.monotonic()
+        started = clock.monotonic_s()
         if not self._can_save(name):
             return None
         async with self._turns[name]:
@@ -295,7 +295,7 @@ class Stores:
             extra, store = saving.extra(name), self._stores[name]
             assert store.version == extra.log_position, f"{name}: store and state differ while no step runs"
             path = await asyncio.to_thread(saving.directory.save, store, extra)
-        return SavedCheckpoint(model=name, path=path, seconds=time.monotonic() - started)
+        return SavedCheckpoint(model=name, path=path, seconds=clock.monotonic_s() - started)
 
     def _can_save(self, name: str) -> bool:
         return name in self._stores and name not in self._ending and self._stores[name].is_initialised

@@ -6,12 +6,12 @@ What cannot be carried out ends the shell (``fail_stop.py``).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
+from mlfabric import clock
 from mlfabric.fail_stop import Failed, FailStop
 from mlfabric.protocol import Tick
 
@@ -72,7 +72,7 @@ class Driver(Generic[InT, OutT]):
 
     def _drain(self) -> None:
         while self._queue and self.failure.error is None:
-            for action in self._state.handle(self._queue.popleft(), time.monotonic_ns()):
+            for action in self._state.handle(self._queue.popleft(), clock.monotonic_ns()):
                 self._carry_out(action)
         if self.failure.error is None:
             self._set_timer()
@@ -96,7 +96,7 @@ class Driver(Generic[InT, OutT]):
             return
         self.close()
         self._timer_ns = due_ns
-        wait_s = max(0.0, (due_ns - time.monotonic_ns()) / 1e9)
+        wait_s = max(0.0, (due_ns - clock.monotonic_ns()) / 1e9)
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake_up)
 
     def _wake_up(self) -> None:

@@ -6,13 +6,12 @@ A member joins the fabric over a session, tells the monitor of what it moved, an
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlfabric import wire
+from mlfabric import clock, wire
 from mlfabric.channels import Direction, TcpOptions, TransferRecord
 from mlfabric.fail_stop import FailStop
 from mlfabric.model.specs import NO_TERM, Member, Role, Term
@@ -116,7 +115,7 @@ class MemberShell:
         member = Member(
             name=self._options.name,
             role=self._role,
-            incarnation=time.time_ns(),
+            incarnation=clock.wall_ns(),
             host=self._options.host,
             address=address,
             up_bps=self._options.tcp.up_bps,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 
 import grpc
 
+from mlfabric import clock
 from mlfabric.channels import TransferRecord
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Role
@@ -125,7 +125,7 @@ class TransferReporter:
         message = monitor_pb2.RecordTransfersRequest()
         message.CopyFrom(self._header)
         message.token = self._token
-        now_ns = time.monotonic_ns()
+        now_ns = clock.monotonic_ns()
         for record, from_host, to_host, to_peer in taken:
             message.records.add(
                 from_host=from_host,

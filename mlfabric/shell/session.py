@@ -17,26 +17,23 @@ import contextlib
 import logging
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import grpc
 
-from mlfabric import pulse, wire
+from mlfabric import clock, pulse, wire
 from mlfabric.addresses import split_address
 from mlfabric.errors import RefusedError
 from mlfabric.fail_stop import described
 from mlfabric.model.specs import Member, Role, Term
 from mlfabric.protocol import Instruction, MemberEvent, Welcome
-from mlfabric.security import LOOPBACK, SCHEDULER, Security
-from mlfabric.security.diagnosis import tls_fault
-from mlfabric.security.secure_grpc import open_channel
-from mlfabric.shell.control import MAX_CONTROL_BYTES
+from mlfabric.security import LOOPBACK, Security
+from mlfabric.shell.scheduler_link import GrpcLink, SchedulerLink
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
-__all__ = ["CHANNEL_OPTIONS", "Register", "SchedulerSession", "SessionCallbacks", "nothing"]
+__all__ = ["Register", "SchedulerSession", "SessionCallbacks", "nothing"]
 
 RETRY_S = 0.1
 WATCH_S = 5.0
@@ -51,14 +48,6 @@ STARTED_S = 30.0
 LEAVE_S = 2.0
 """So long a member that leaves waits until the scheduler has heard it."""
 LONGEST_DETAIL = 4096
-CHANNEL_OPTIONS = [
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # so long one attempt may take; only the others are pauses between them
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.max_receive_message_length", MAX_CONTROL_BYTES),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 _NOT_NOW = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
 _WAIT_FOR = (
     grpc.StatusCode.UNAVAILABLE,
@@ -100,6 +89,7 @@ class SchedulerSession:
         register: how.
         callbacks: see there.
         security: of this member.
+        link: what carries its calls and signs of life.
 
     Attributes:
         token: what shows that this member speaks; drawn anew by the scheduler at each admission.
@@ -112,12 +102,14 @@ class SchedulerSession:
         register: Register,
         callbacks: SessionCallbacks,
         security: Security = LOOPBACK,
+        link: SchedulerLink | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.member = replace(member, pulse_key=secrets.token_bytes(pulse.KEY_BYTES))
         self._register = register
         self._callbacks = callbacks
         self._security = security
+        self._link = link or GrpcLink()
         self._was_in = False
         self._call: grpc.aio.StreamStreamCall[fabric_pb2.SessionRequest, fabric_pb2.SessionResponse] | None = None
         self._opened_ns = 0
@@ -167,7 +159,7 @@ class SchedulerSession:
                 # Connections of its own each time: one over a link that was down for long is slow to find out.
                 async with contextlib.AsyncExitStack() as stack:
                     for address in self._addresses:
-                        channel = open_channel(address, SCHEDULER, self._security, CHANNEL_OPTIONS)
+                        channel = self._link.dial(address, self._security)
                         self._channels[address] = await stack.enter_async_context(channel)
                     stub, admission = await self._admission()
                     await self._send_pulses(admission.pulse_port)
@@ -177,13 +169,13 @@ class SchedulerSession:
                 self._log.warning("lost the scheduler at %s (%s); will join again", self._addresses[0], detail)
                 await asyncio.sleep(RETRY_S)
         finally:
-            pulse.forget(self.member.pulse_key)
+            self._link.forget(self.member.pulse_key)
 
     async def _send_pulses(self, port: int) -> None:
         """Have signs of life sent to the scheduler, if it hears any."""
         loop = asyncio.get_running_loop()
         if not port:
-            pulse.forget(self.member.pulse_key)
+            self._link.forget(self.member.pulse_key)
             return
         try:
             host, _ = split_address(self._addresses[0], "scheduler")
@@ -191,7 +183,7 @@ class SchedulerSession:
         except OSError as error:
             self._log.warning("no signs of life are sent to %s: %s", self._addresses[0], error)
             return
-        pulse.watch(
+        self._link.watch(
             pulse.Watch(
                 key=self.member.pulse_key,
                 address=str(found[0][4][0]),
@@ -268,7 +260,7 @@ class SchedulerSession:
         Raises:
             RefusedError: TLS has never been and cannot be, with none of them.
         """
-        looks = [tls_fault(address, SCHEDULER, self._security) for address in self._addresses]
+        looks = [self._link.fault(address, self._security) for address in self._addresses]
         faults = await asyncio.gather(*looks)
         if all(faults) and not self._was_in:
             raise RefusedError(f"cannot join the scheduler at {self.scheduler}: {faults[0]}")
@@ -291,7 +283,7 @@ class SchedulerSession:
                 events=self._take(),
             )
             # Open from here on: what is sent while the greeting is on its way follows it, nothing falls between.
-            self._open, self._opened_ns = True, time.monotonic_ns()
+            self._open, self._opened_ns = True, clock.monotonic_ns()
             self._ended.clear()
             await call.write(hello)
             tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._watch(call))]

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 from google.protobuf.message import DecodeError
 
-from mlfabric.channels import Connection, TcpChannel
+from mlfabric.channels import Channel, Connection
 from mlfabric.errors import FabricError, UnavailableError
 from mlfabric.transfer.exchange import TurnedAwayError
 
@@ -27,10 +27,10 @@ class Dialled:
         channel: opens them.
     """
 
-    def __init__(self, channel: TcpChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)
-        self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
+        self._busy: defaultdict[str, dict[Connection, None]] = defaultdict(dict)
         self._dialling: defaultdict[str, set[asyncio.Future[Connection]]] = defaultdict(set)
 
     @asynccontextmanager
@@ -59,7 +59,7 @@ class Dialled:
     async def _take(self, address: str) -> Connection:
         idle = self._idle[address]
         connection = idle.pop() if idle else await self._dial(address)
-        self._busy[address].add(connection)
+        self._busy[address][connection] = None
         return connection
 
     async def _dial(self, address: str) -> Connection:
@@ -78,13 +78,13 @@ class Dialled:
     def _keep(self, address: str, connection: Connection | None) -> None:
         """Let a connection be used again: nothing is on its way over it."""
         if connection in self._busy[address]:
-            self._busy[address].remove(connection)
+            del self._busy[address][connection]
             self._idle[address].append(connection)
 
     def _drop(self, address: str, *connections: Connection | None) -> None:
         """Close connections in the middle of what they were for."""
         for connection in filter(None, connections):
-            self._busy[address].discard(connection)
+            self._busy[address].pop(connection, None)
             connection.close()
 
     def break_off(self, address: str) -> None:
@@ -96,5 +96,5 @@ class Dialled:
 
     def break_off_all(self) -> None:
         """Break off everything."""
-        for address in {*self._dialling, *self._busy, *self._idle}:
+        for address in [*{**self._dialling, **self._busy, **self._idle}]:
             self.break_off(address)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from enum import Enum
 
 import numpy as np
 
+from mlfabric import clock
 from mlfabric.channels import Connection, TransferRecord
 from mlfabric.channels.progress import Progress
 from mlfabric.channels.views import contiguous, total_bytes
@@ -276,9 +276,9 @@ class Accumulator:
         """Add a chunk to each image as soon as the input before has been added there."""
         for image in images:
             if not self._is_turn(index, image, number):
-                started_ns = time.monotonic_ns()
+                started_ns = clock.monotonic_ns()
                 await self._added[index - 1][image].reached(self._chunks[number].end)
-                self._waited_ns[index] += time.monotonic_ns() - started_ns
+                self._waited_ns[index] += clock.monotonic_ns() - started_ns
             self._add_chunk(index, range(image, image + 1), number, data, look=False)
 
     def _add_chunk(self, index: int, images: range, number: int, data: memoryview, *, look: bool) -> None:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlfabric import wire
-from mlfabric.channels import Direction, TcpChannel, TransferRecord
+from mlfabric import clock, wire
+from mlfabric.channels import Direction, TransferRecord, channel_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError, FabricError, UsageError
 from mlfabric.fail_stop import Failed, FailStop, Tasks, described
@@ -51,6 +50,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.shell.driving import Driver
 from mlfabric.shell.reporting import TransferReporter
+from mlfabric.shell.scheduler_link import SchedulerLink
 from mlfabric.shell.session import SchedulerSession, SessionCallbacks
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.transfer.add_kernels import load as load_kernels
@@ -100,6 +100,7 @@ class WorkerDaemon:
         job: what the worker says of its job; once it was admitted, it goes on with what is there.
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
         inbox: where the results of rounds go if the worker applies them by itself.
+        link: to the scheduler; None for that over the network.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class WorkerDaemon:
         job: JobClaim,
         observer: Observer = nobody,
         inbox: RoundInbox | None = None,
+        link: SchedulerLink | None = None,
     ) -> None:
         self.settings = settings
         self._job = job
@@ -123,7 +125,7 @@ class WorkerDaemon:
         self._metrics = metrics
         self._state = DaemonState(settings.name, spec.shards, spec.name, 0 if inbox is None else inbox.together)
         self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
-        self._channel = TcpChannel(settings.tcp)
+        self._channel = channel_of(settings.tcp)
         tcp = settings.tcp
         self._reporter = TransferReporter(settings.name, settings.host, tcp.up_bps, tcp.down_bps, tcp.security)
         self._transfers = Transfers(self._channel, settings.host, self._take_in, self._recorded, self._observe)
@@ -138,7 +140,7 @@ class WorkerDaemon:
         self._pushed: UpdateId | None = None
         self._draw: asyncio.Future[SamplesGranted] | None = None
         self._over: BaseException | None = None
-        self._incarnation = time.time_ns()
+        self._incarnation = clock.wall_ns()
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = Tasks(self._driver.take_in)
         member = Member(
@@ -151,7 +153,9 @@ class WorkerDaemon:
         )
         instructed = self._driver.failure.guarded(self._instructed)
         callbacks = SessionCallbacks(admitted=self._admitted, instructed=instructed)
-        self._session = SchedulerSession(settings.scheduler, member, self._register, callbacks, settings.tcp.security)
+        self._session = SchedulerSession(
+            settings.scheduler, member, self._register, callbacks, settings.tcp.security, link
+        )
 
     @property
     def failure(self) -> FailStop:
@@ -275,7 +279,7 @@ class WorkerDaemon:
             handle.set_result(Lost(detail=str(self._over)))
             return update, handle
         parts = self._shards.parcels(parcel)
-        self._pushes[update] = _OpenPush(parcel, parts, handle, time.monotonic())
+        self._pushes[update] = _OpenPush(parcel, parts, handle, clock.monotonic_s())
         for i, (part, name) in enumerate(zip(parts, self._shards.names, strict=True)):
             request = PushRequested(
                 update=update._replace(counter=update.counter + i),
@@ -302,7 +306,7 @@ class WorkerDaemon:
         get = GetId(self.settings.name, self._incarnation, self._get_count)
         self._get_count += self.spec.shards
         after = self._pushed if after_push else None
-        self._gets[get] = _OpenGet(self._shards.buffers(buffer), handle, time.monotonic())
+        self._gets[get] = _OpenGet(self._shards.buffers(buffer), handle, clock.monotonic_s())
         for i, name in enumerate(self._shards.names):
             request = GetRequested(
                 get=get._replace(counter=get.counter + i),
@@ -445,7 +449,7 @@ class WorkerDaemon:
                 self._pushes.pop(action.update).handle.set_exception(FabricError(action.reason))
             case act.Deliver():
                 get = self._gets.pop(action.get)
-                self._metrics.got(time.monotonic() - get.since_s)
+                self._metrics.got(clock.monotonic_s() - get.since_s)
                 if not get.handle.done():
                     get.handle.set_result(action.version)
             case act.KeepCopy() | act.FoldCopy() | act.DropCopies() | act.FreezeWindow() | act.DropWindow():
@@ -465,11 +469,11 @@ class WorkerDaemon:
 
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)
-        self._metrics.settled(action.outcome, time.monotonic() - push.since_s)
+        self._metrics.settled(action.outcome, clock.monotonic_s() - push.since_s)
         if not isinstance(action.outcome, Committed):
             log.debug("%s: %s (%s)", action.update, action.outcome, action.reason)
         if push.parcel is not self._initial:
-            pushed_ns, settled_ns = round(push.since_s * 1e9), time.monotonic_ns()
+            pushed_ns, settled_ns = round(push.since_s * 1e9), clock.monotonic_ns()
             self._observe(
                 Settled(update=action.update, outcome=action.outcome, pushed_ns=pushed_ns, settled_ns=settled_ns)
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TransferRecord
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, TransferRecord
 from mlfabric.channels.progress import Progress
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
@@ -102,7 +102,7 @@ class Transfers:
 
     def __init__(
         self,
-        channel: TcpChannel,
+        channel: Channel,
         host: str,
         take_in: Callable[[act.DaemonEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],

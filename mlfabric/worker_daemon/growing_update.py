@@ -13,13 +13,13 @@ spared. The last byte waits for ``push`` in any case: until then it is not known
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
+from mlfabric import clock
 from mlfabric.channels.progress import Progress
 from mlfabric.errors import UsageError
 from mlfabric.protocol import Committed, DropReason
@@ -60,7 +60,7 @@ class Timing:
 
     def begin(self) -> None:
         """Say that a step begins: its model is installed."""
-        self._began_ns = time.monotonic_ns()
+        self._began_ns = clock.monotonic_ns()
 
     def is_due(self, tensor: int, now_ns: int) -> bool:
         """Tell whether to announce an update of which this tensor is the last that has been made."""
@@ -136,7 +136,7 @@ class GrowingUpdate:
             )
         gradient, shaped = self._tensors.gradient(i), self._tensors.shaped(i)
         self._taken[i] = (gradient, 0 if gradient is None else gradient._version)
-        self.times.made_ns[i] = time.monotonic_ns()
+        self.times.made_ns[i] = clock.monotonic_ns()
         self._shaped[i] = shaped
         self._put(i, shaped.pushed)
         while self._contiguous in self._shaped:
@@ -153,7 +153,7 @@ class GrowingUpdate:
 
     def announce(self, outcome: OutcomeFuture) -> None:
         """Note that it is announced, and later when it was committed."""
-        self.announced, self.times.announced_ns = outcome, time.monotonic_ns()
+        self.announced, self.times.announced_ns = outcome, clock.monotonic_ns()
         outcome.add_done_callback(partial(_settled, self.times))
 
     def complete(self) -> bool:
@@ -190,7 +190,7 @@ class GrowingUpdate:
 
 def _settled(times: Times, outcome: OutcomeFuture) -> None:
     if isinstance(outcome.result(), Committed):
-        times.committed_ns = time.monotonic_ns()
+        times.committed_ns = clock.monotonic_ns()
 
 
 def not_finite(norm: float) -> GivenUpError:

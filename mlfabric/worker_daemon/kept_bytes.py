@@ -15,7 +15,7 @@ import torch
 from google.protobuf.message import DecodeError
 
 from mlfabric import wire
-from mlfabric.channels import TcpChannel, TransferRecord
+from mlfabric.channels import Channel, TransferRecord
 from mlfabric.errors import FabricError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.model.images import add_value, runs_of
@@ -97,7 +97,7 @@ class Kept:
     def __init__(
         self,
         spec: ModelSpec,
-        channel: TcpChannel,
+        channel: Channel,
         host: str,
         pieces_of: Callable[[UpdateId], Sequence[memoryview]],
         take_in: Callable[[act.DaemonEvent | Failed], None],

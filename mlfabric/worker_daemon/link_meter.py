@@ -7,12 +7,12 @@ what they carry, of whatever program. So it is looked often at first and more an
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import numpy as np
 
+from mlfabric import clock
 from mlfabric.channels.interfaces import carried_bytes, interface_of, is_loopback
 from mlfabric.worker_daemon.link_peaks import FIRST_PAUSE_S, pauses_s, peaks_bps
 
@@ -60,4 +60,4 @@ class LinkMeter:
     def _look(self) -> None:
         carried = carried_bytes(self._interface)
         if carried is not None:
-            self._samples.append((time.monotonic_ns(), *carried))
+            self._samples.append((clock.monotonic_ns(), *carried))

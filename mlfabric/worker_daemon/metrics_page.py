@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from mlfabric.channels import TcpOptions
+from mlfabric.channels import ChannelOptions
 from mlfabric.telemetry import MetricsPage, WorkerMetrics
 
 __all__ = ["SharedPage"]
@@ -16,7 +16,7 @@ _opening = threading.Lock()
 class SharedPage:
     """A page that several daemons of this process show their metrics on; opened by :meth:`at`, closed by each."""
 
-    def __init__(self, tcp: TcpOptions, port: int) -> None:
+    def __init__(self, tcp: ChannelOptions, port: int) -> None:
         self.metrics = WorkerMetrics()
         self._page = MetricsPage(self.metrics.registry, tcp.bind, port, tcp.security)
         self._page.start()
@@ -24,7 +24,7 @@ class SharedPage:
         self._users = 0
 
     @staticmethod
-    def at(tcp: TcpOptions, port: int) -> SharedPage:
+    def at(tcp: ChannelOptions, port: int) -> SharedPage:
         """Return the page of this process at a port, 0 for any free one; it is opened if it is not yet.
 
         Raises:

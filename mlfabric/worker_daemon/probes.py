@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mlfabric import clock
 from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
@@ -118,7 +118,7 @@ async def _receive(connection: Connection, plan: Probe, tell: Callable[[int], No
     def look() -> None:
         nonlocal read_bytes
         read_bytes += len(pieces[len(looks)])
-        looks.append(Look(time.monotonic_ns(), read_bytes + connection.waiting_bytes))
+        looks.append(Look(clock.monotonic_ns(), read_bytes + connection.waiting_bytes))
         if looks[-1].at_ns - looks[0].at_ns > plan.slot_ns * _LATE_SHARE:
             tell(rate_bps(looks, plan.size_bytes))
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mlfabric.channels import Connection, TcpChannel, TransferRecord
+from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
@@ -48,7 +48,7 @@ class Reductions:
 
     def __init__(
         self,
-        channel: TcpChannel,
+        channel: Channel,
         host: str,
         take_in: Callable[[act.ReduceEvent | Failed], None],
         recorded: Callable[[TransferRecord, str], None],

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel
+from mlfabric.channels import Channel, Connection, Frame, FrameKind
 from mlfabric.errors import TransferError
 from mlfabric.transfer.dialling import Dialled
 
@@ -38,7 +38,7 @@ class RoundLines:
         channel: the daemon's data channel.
     """
 
-    def __init__(self, channel: TcpChannel) -> None:
+    def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.line = Dialled(channel).line
         self._early: dict[bytes, Visit] = {}

@@ -138,7 +138,7 @@ async def test_only_what_leaves_while_earlier_bytes_are_on_their_way_counts_as_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(pumping, "time", clock)
+    monkeypatch.setattr(pumping, "clock", clock)
     buffer, sink = filled(100, 0), Rooms(cycle([100]))
     await sink.writable()
     pump = Pump(sink, buffer)

@@ -371,3 +371,31 @@ def test_a_late_one_that_has_missed_a_round_is_told_so_and_stays_late(rhythmic) 
     missed = asks("f", 0, incarnation=2, size_bytes=BIG, settled=RoundId(0, 9))
     assert told(rhythmic.ask(missed)) == [("ReduceFailed", "f")]
     assert told(rhythmic.ask(asks("f", 1, incarnation=2, size_bytes=BIG))) == [("Reduce", "f")]
+
+
+def settled_team() -> Team:
+    """Return a team of three that has done a round, a while ago."""
+    team = Team("a", "b", "c")
+    team.ask_each("abc")
+    team.arrive_each("abc")
+    team.wait(100)
+    return team
+
+
+def test_who_was_started_again_has_not_asked_and_nothing_is_due_until_it_does() -> None:
+    team = settled_team()
+    team.ask_each("ab", 1)
+    for worker in "ab":
+        team.lost(worker, has_ended=True)
+        team.worker(worker, 2, spec=JOB, address=f"{worker}:1")
+    team.wait(1000)
+    team.tick()
+    assert team.state.next_wakeup_ns(team.now_ns) is None
+
+
+def test_once_a_call_has_failed_for_all_nothing_is_due_until_they_ask_again() -> None:
+    team = settled_team()
+    team.ask_each("ab", 1)
+    assert told(team.ask(asks("c", 1, size_bytes=128)))[0][0] == "ReduceFailed"
+    team.wait(1000)
+    assert team.state.next_wakeup_ns(team.now_ns) is None

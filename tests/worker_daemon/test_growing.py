@@ -30,7 +30,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(growing_update, "time", made)
+    monkeypatch.setattr(growing_update, "clock", made)
     return made
 
 

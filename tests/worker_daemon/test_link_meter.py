@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from itertools import pairwise
 
 import pytest
 
+from mlfabric import clock
 from mlfabric.worker_daemon import link_meter
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes, pauses_s, peaks_bps
@@ -22,8 +22,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(link_meter, "interface_of", lambda address: {"10.0.0.7": "eth7", "127.0.0.1": "lo"}[address])
     monkeypatch.setattr(link_meter, "is_loopback", lambda interface: interface == "lo")
     monkeypatch.setattr(link_meter, "carried_bytes", lambda _: counters.pop(0) if len(counters) > 1 else counters[0])
-    clock = iter(range(0, 10**12, 10 * MS))
-    monkeypatch.setattr(time, "monotonic_ns", lambda: next(clock))
+    times = iter(range(0, 10**12, 10 * MS))
+    monkeypatch.setattr(clock, "monotonic_ns", lambda: next(times))
     return counters
 
 

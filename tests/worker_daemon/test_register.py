@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mlfabric
+from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, LayoutError, UsageError
 from mlfabric.protocol import GetId, UpdateId
@@ -104,7 +105,9 @@ def test_a_malformed_variable_is_named(variable: str, value: str) -> None:
 
 @pytest.mark.parametrize(("said", "most"), [("", 8192), ("12", 12)])
 def test_how_many_connections_a_worker_takes_can_be_said(said: str, most: int) -> None:
-    assert WorkerSettings.from_environment({"MLFABRIC_MOST_CONNECTIONS": said}).tcp.most_connections == most
+    tcp = WorkerSettings.from_environment({"MLFABRIC_MOST_CONNECTIONS": said}).tcp
+    assert isinstance(tcp, TcpOptions)
+    assert tcp.most_connections == most
 
 
 @pytest.mark.parametrize(("given", "number"), [(None, 4), (2, 2), (1, 1)])

@@ -9,22 +9,42 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from mlfabric import clock
 from mlfabric.model.specs import Member
 from mlfabric.pulse import beat
 from mlfabric.scheduler.members.silence import Found, Silences
 
-__all__ = ["Listener", "listen_for_pulses"]
+__all__ = ["Datagrams", "Listener", "listen_for_pulses"]
 
 log = logging.getLogger("mlfabric.scheduler")
 JUDGE_S = 0.05
 RECEIVE_BUFFER_BYTES = 4 << 20
 MOST_AT_ONCE = 4096
 MOST_DEPOSED = 64
+
+
+class Datagrams(Protocol):
+    """A datagram socket that does not block, as the event loop knows it."""
+
+    def fileno(self) -> int:
+        """Return its number for the event loop."""
+
+    def getsockname(self) -> Any:
+        """Return where it is bound: address and port."""
+
+    def recvfrom(self, most_bytes: int, /) -> tuple[bytes, Any]:
+        """Return the next datagram and its sender; OSError if there is none."""
+
+    def sendto(self, datagram: bytes, address: Any, /) -> int:
+        """Send a datagram."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
 def listen_for_pulses(host: str, port: int) -> socket.socket | None:
@@ -69,7 +89,7 @@ class Listener:
 
     def __init__(
         self,
-        sock: socket.socket | None,
+        sock: Datagrams | None,
         found: Callable[[Found, int], None],
         ending: Callable[[], AbstractContextManager[None]],
     ) -> None:
@@ -103,7 +123,7 @@ class Listener:
         sent_ns = 0 if former is None else former.sent_ns
         self._id_of[member.name] = pulse_id
         self._senders[pulse_id] = _Sender(member.name, member.incarnation, member.pulse_key, sent_ns)
-        self._silences.watch(member.name, member.host, time.monotonic_ns())
+        self._silences.watch(member.name, member.host, clock.monotonic_ns())
         if self._timer is None:
             self._wait()
 
@@ -126,7 +146,7 @@ class Listener:
         """Tell whether a member that wants to join (again) is known to be stopped."""
         sender = self._senders.get(self._id_of.get(member.name, b""))
         is_same = sender is not None and sender.key == member.pulse_key
-        return is_same and self._silences.is_stopped(member.name, time.monotonic_ns())
+        return is_same and self._silences.is_stopped(member.name, clock.monotonic_ns())
 
     def close(self) -> None:
         """Hear no more."""
@@ -141,7 +161,7 @@ class Listener:
     def _read(self) -> bool:
         """Take in what has arrived; tell whether that is all."""
         assert self._socket is not None, "nobody reads a socket that is closed"
-        now_ns = time.monotonic_ns()
+        now_ns = clock.monotonic_ns()
         for _ in range(MOST_AT_ONCE):
             try:
                 datagram, address = self._socket.recvfrom(beat.MOST_BYTES + 1)
@@ -178,7 +198,7 @@ class Listener:
             self._judge_now()
 
     def _judge_now(self) -> None:
-        found = self._silences.judge(time.monotonic_ns()) if self._read() else []
+        found = self._silences.judge(clock.monotonic_ns()) if self._read() else []
         if self._senders:
             self._wait()
         for one in found:

@@ -36,6 +36,10 @@ class Rhythm:
         """Note that a worker asks for the next round; only the first time counts."""
         self._asked_ns.setdefault(worker, now_ns)
 
+    def forget(self, worker: str) -> None:
+        """Not count what a worker has asked for: it is gone, or was told that this failed."""
+        self._asked_ns.pop(worker, None)
+
     def early_ns(self, workers: Collection[str]) -> int | None:
         """Return from when on the others need not be waited for; None while too many are missing, and at first.
 

@@ -201,6 +201,7 @@ class Rounds:
         if self.is_reducing(worker):
             yield from self._carrying.void(reason)
         self._queues.pop(worker, None)
+        self._carrying.rhythm.forget(worker)
         if record.state is MemberState.SILENT and key in self._asked:
             patience_ns = 0 if record.lost else self._context.config.round_patience_ns
             until_ns = record.since_ns + patience_ns
@@ -314,6 +315,7 @@ class Rounds:
                 yield self._fail(queue.popleft(), reason)
 
     def _fail(self, request: ReduceRequested, reason: str) -> ReduceFailed:
+        self._carrying.rhythm.forget(request.reduce.worker)
         failed = ReduceFailed(to=request.reduce.worker, reduce=request.reduce, reason=reason)
         self._outcomes[request.reduce[:2]] = failed
         return failed

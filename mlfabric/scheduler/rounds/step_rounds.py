@@ -65,6 +65,7 @@ class StepRounds:
         self._carrying = Carrying(context, spec.name)
         self._standings = Standings()
         self._settled: RoundId | None = None
+        self._began: RoundId | None = None
         self._since_full = 0
         self._held: dict[str, RoundsHeld] = {}
         self._forms_ns: int | None = None
@@ -192,7 +193,7 @@ class StepRounds:
             first = min(of, key=lambda worker: (-of[worker].applied, worker))
             of[first].is_current, of[first].is_behind, of[first].fetches_from = True, False, ""
             of[first].computes_from(self.version, now_ns)
-            began = self._settled = self._carrying.take_id()
+            began = self._began = self._settled = self._carrying.take_id()
             name, reason = self.spec.name, f"no other worker has version {self.version}"
             yield BeginState(to=first, model=name, round=began, version=self.version, reason=reason)
         for worker, standing in sorted(of.items()):
@@ -313,8 +314,13 @@ class StepRounds:
         return max(begins_ns, self._carrying.not_before_ns)
 
     def _held_up_by(self) -> list[str]:
-        """Return the workers that the next round waits for, as too many results wait at them to be applied."""
+        """Return the workers that the next round waits for, as too many results wait at them to be applied.
+
+        The first round of a model waits for all that fetch it: they are to begin together.
+        """
         of = self._standings.of
+        if self._began is not None and self._settled == self._began:
+            return sorted(worker for worker, standing in of.items() if standing.fetches_from)
         behind = self._standings.behind(self.version, self._rule.most_waiting)
         return [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
 

@@ -1,0 +1,309 @@
+"""The emulated network: hosts with links, what streams carry over them, latency, cuts.
+
+Each host has a link up and one down, whose rates may change. Streams share links max-min fairly; a piece of at most 16
+KiB arrives as a whole. Between two hosts that are cut off nothing arrives: streams wait, as TCP does, and go on later.
+The kernel of a process that is stopped still receives; the connections of one that has died are reset.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from itertools import count
+
+from mlfabric.channels.backlog import Path
+from mlfabric.channels.memory import SEGMENT_BYTES, MemoryStream, Pipe
+from mlfabric.lab.loop import VirtualLoop
+from mlfabric.lab.processes import PROCESS, Process
+
+__all__ = ["NATURE", "Links", "Way", "fair_rates_bps"]
+
+NATURE = Context()
+"""The context of what no process does: timers of the network and of the storm."""
+WITHIN_HOST_BPS = 40e9
+DIAL_AGAIN_S = 1.0
+INFINITE = float("inf")
+_ONE_NS = 1e-9
+_ALMOST_BITS = 0.5
+_LEAST_BPS = 1.0
+
+Link = tuple[str, str]
+"""Direction ("up" or "down") and host."""
+
+
+def fair_rates_bps(flows: Sequence[tuple[tuple[Link, ...], float]], rates_bps: dict[Link, float]) -> list[float]:
+    """Return the max-min fair rates of streams, each given by the links that it crosses and its own limit."""
+    found = [limit for _, limit in flows]
+    left, rest = dict(rates_bps), list(range(len(flows)))
+    users = Counter(link for links, _ in flows for link in links)
+    while rest:
+        share, tightest = min(((left[link] / n, link) for link, n in users.items() if n), default=(INFINITE, None))
+        fixed = [index for index in rest if flows[index][1] <= share]
+        fixed = fixed or [index for index in rest if tightest in flows[index][0]]
+        for index in fixed:
+            found[index] = min(share, flows[index][1])
+            for link in flows[index][0]:
+                left[link] = max(0.0, left[link] - found[index])
+                users[link] -= 1
+        rest = [index for index in rest if index not in fixed]
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class _Flow:
+    """One direction of a connection."""
+
+    source: str
+    destination: str
+    pipe: Pipe
+    left_bits: float = 0.0
+    bps: float = 0.0
+    arrives_s: float = 0.0
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """What it crosses."""
+        return () if self.source == self.destination else (("up", self.source), ("down", self.destination))
+
+    @property
+    def limit_bps(self) -> float:
+        """What it may carry at most."""
+        return float(self.pipe.most_bps) or WITHIN_HOST_BPS
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    ends: tuple[Process, Process]
+    flows: list[_Flow] = field(default_factory=list)
+
+    def fail(self) -> None:
+        """Reset it for both ends."""
+        for flow in self.flows:
+            flow.pipe.fail(ConnectionResetError("Connection reset by peer"))
+
+
+class Links:
+    """All hosts, and all that is under way between them.
+
+    Args:
+        loop: whose time it is.
+        draw: the source of chance.
+        latency_s: the least and the most that a message takes.
+    """
+
+    def __init__(self, loop: VirtualLoop, draw: random.Random, latency_s: tuple[float, float]) -> None:
+        self.loop = loop
+        self.latency_s = latency_s
+        self._draw = draw
+        self._rates_bps: dict[Link, float] = {}
+        self._listeners: dict[str, tuple[Process, Callable[[MemoryStream], None]]] = {}
+        self._ports = count(7000)
+        self._connections: dict[_Connection, None] = {}
+        self._active: dict[_Flow, None] = {}
+        self._counted_s = loop.time()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_changed = False
+        self._cuts: dict[tuple[str, str], None] = {}
+        self._healed: list[Callable[[], None]] = []
+
+    # Hosts and cuts
+
+    def set_rate(self, host: str, direction: str, bps: float) -> None:
+        """Let a host's link carry so much from now on."""
+        self._count()
+        self._rates_bps[direction, host] = bps
+        self._is_changed = True
+        self._look_soon()
+
+    def is_cut(self, source: str, destination: str) -> bool:
+        """Tell whether nothing arrives from one host at another."""
+        return source != destination and (source, destination) in self._cuts
+
+    def cut(self, ways: Iterable[tuple[str, str]]) -> None:
+        """Let nothing arrive any more, from each first host at the second."""
+        self._cuts.update(dict.fromkeys(ways))
+        self._changed()
+
+    def heal(self, ways: Iterable[tuple[str, str]]) -> None:
+        """Let everything arrive again."""
+        for way in ways:
+            self._cuts.pop(way, None)
+        self._changed()
+        healed, self._healed = self._healed, []
+        for look_again in healed:
+            look_again()
+
+    def when_healed(self, call: Callable[[], None]) -> None:
+        """Call back once, when something is healed."""
+        self._healed.append(call)
+
+    def draw_latency_s(self) -> float:
+        """Return how long the next message takes."""
+        return self._draw.uniform(*self.latency_s)
+
+    # Connections
+
+    def listen(self, host: str, accept: Callable[[MemoryStream], None]) -> str:
+        """Let an endpoint of the present process accept connections; return its address."""
+        process = PROCESS.get()
+        assert process is not None, "members run in processes"
+        address = f"{host}:{next(self._ports)}"
+        self._listeners[address] = process, accept
+        return address
+
+    def unlisten(self, address: str) -> None:
+        """Accept nothing more there."""
+        self._listeners.pop(address, None)
+
+    async def dial(self, host: str, address: str) -> MemoryStream:
+        """Connect from a host; while the other one is cut off, try again and again."""
+        other = address.rpartition(":")[0]
+        await asyncio.sleep(2 * self.draw_latency_s())
+        while self.is_cut(host, other) or self.is_cut(other, host):
+            await asyncio.sleep(DIAL_AGAIN_S)
+        process, accept = self._listeners.get(address, (None, None))
+        caller = PROCESS.get()
+        if process is None or accept is None or process.is_dead or caller is None:
+            raise ConnectionRefusedError(f"nobody listens at {address}")
+        connection = _Connection((caller, process))
+        there, back = (self._flow(connection, *ends) for ends in ((host, other), (other, host)))
+        self._connections[connection] = None
+        path = Path(SEGMENT_BYTES, round(2e9 * self.latency_s[0]))
+        process.call(accept, MemoryStream(host, there.pipe, back.pipe, path))
+        return MemoryStream(address, back.pipe, there.pipe, path)
+
+    def _flow(self, connection: _Connection, source: str, destination: str) -> _Flow:
+        flow = _Flow(source, destination, Pipe(lambda _: self._begin(flow)))
+        connection.flows.append(flow)
+        return flow
+
+    def died(self, process: Process) -> None:
+        """Accept nothing for a process that has died, and reset its connections, as its kernel does."""
+        for address, (listener, _) in list(self._listeners.items()):
+            if listener is process:
+                del self._listeners[address]
+        for connection in [c for c in self._connections if process in c.ends]:
+            self._reset(connection)
+
+    def _reset(self, connection: _Connection) -> None:
+        """Reset a connection, once both ends hear of it."""
+        one, other = (end.host for end in connection.ends)
+        if self.is_cut(one, other) or self.is_cut(other, one):
+            self.when_healed(lambda: self._reset(connection))
+        else:
+            self._connections.pop(connection, None)
+            self.loop.call_later(self.draw_latency_s(), connection.fail, context=NATURE)
+
+    def break_one(self) -> str:
+        """Reset some connection that carries something; return which, "" if there is none."""
+        among = [c for c in self._connections if any(flow in self._active for flow in c.flows)]
+        if not among:
+            return ""
+        connection = self._draw.choice(among)
+        connection.fail()
+        return " to ".join(end.name for end in connection.ends)
+
+    # What is under way
+
+    def _begin(self, flow: _Flow) -> None:
+        """Carry what was written, unless it is on its way already."""
+        if flow not in self._active and flow.pipe.written and not self.is_cut(flow.source, flow.destination):
+            self._count()
+            flow.left_bits = 8.0 * len(flow.pipe.written[0])
+            self._active[flow] = None
+            self._is_changed = True
+            self._look_soon()
+
+    def _changed(self) -> None:
+        """Stop or start streams after cuts have changed."""
+        self._count()
+        for flow in [flow for flow in self._active if self.is_cut(flow.source, flow.destination)]:
+            del self._active[flow]
+        self._is_changed = True
+        self._look_soon()
+        for connection in list(self._connections):
+            for flow in connection.flows:
+                self._begin(flow)
+
+    def _count(self) -> None:
+        """Take in what was carried since the last time, and let whole pieces arrive."""
+        now_s = self.loop.time()
+        passed_s, self._counted_s = now_s - self._counted_s, now_s
+        for flow in list(self._active):
+            written = flow.pipe.written
+            flow.left_bits -= flow.bps * passed_s
+            while written and flow.left_bits <= _ALMOST_BITS:
+                self._deliver(flow, written.popleft())
+                flow.left_bits += 8.0 * len(written[0]) if written else 0.0
+            if not written:
+                del self._active[flow]
+                self._is_changed = True
+
+    def _deliver(self, flow: _Flow, piece: bytes) -> None:
+        flow.arrives_s = max(flow.arrives_s + _ONE_NS, self.loop.time() + self.draw_latency_s())
+        self.loop.call_at(flow.arrives_s, flow.pipe.arrive, piece, context=NATURE)
+
+    def _look_soon(self, wait_s: float = 0.0) -> None:
+        """Set the timer for the next change of rates, or the next piece that is whole."""
+        at_s = self.loop.time() + wait_s
+        if self._timer is not None and self._timer.when() > at_s:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(at_s, self._look, context=NATURE)
+
+    def _look(self) -> None:
+        self._timer = None
+        self._count()
+        if self._is_changed:  # the links are divided anew
+            self._is_changed = False
+            flows = [(flow.links, flow.limit_bps) for flow in self._active]
+            for flow, bps in zip(self._active, fair_rates_bps(flows, self._rates_bps), strict=True):
+                flow.bps = bps
+        if self._active:
+            self._look_soon(max(_ONE_NS, min(flow.left_bits / max(flow.bps, _LEAST_BPS) for flow in self._active)))
+
+
+class Way:
+    """Messages from one host to another, in their order; they wait while it is cut, and are lost when it breaks.
+
+    Args:
+        links: the network.
+        source, destination: the hosts.
+    """
+
+    def __init__(self, links: Links, source: str, destination: str) -> None:
+        self._links = links
+        self._ends = source, destination
+        self._last_s = 0.0
+        self._held: list[Callable[[], None]] = []
+        self._is_broken = False
+
+    def send(self, arrive: Callable[[], None]) -> None:
+        """Let a message arrive later."""
+        self._last_s = max(self._last_s + _ONE_NS, self._links.loop.time() + self._links.draw_latency_s())
+        self._links.loop.call_at(self._last_s, self._arrive, arrive, context=NATURE)
+
+    def _arrive(self, arrive: Callable[[], None]) -> None:
+        if self._is_broken:
+            return
+        if self._held or self._links.is_cut(*self._ends):
+            if not self._held:
+                self._links.when_healed(self._look_again)
+            self._held.append(arrive)
+        else:
+            arrive()
+
+    def _look_again(self) -> None:
+        held, self._held = self._held, []
+        for arrive in held:
+            self._arrive(arrive)
+
+    def break_off(self) -> None:
+        """Lose what is under way, and all that is still sent."""
+        self._is_broken = True
+        self._held.clear()
