@@ -191,6 +191,7 @@ class StepRounds:
         of = self._standings.of
         if of and not any(standing.has_state for standing in of.values()):
             first = min(of, key=lambda worker: (-of[worker].applied, worker))
+            self.version = max(self.version, of[first].applied)
             of[first].is_current, of[first].is_behind, of[first].fetches_from = True, False, ""
             of[first].computes_from(self.version, now_ns)
             began = self._began = self._settled = self._carrying.take_id()
