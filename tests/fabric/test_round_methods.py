@@ -55,7 +55,7 @@ def test_all_have_the_same_weights(mode: str, kind: str) -> None:
     steps = Counter[int]()
 
     def work(rank: int) -> None:
-        wrapped = workers[rank] = joined(running, rank, models[rank], kind, mode=mode, workers=3)
+        wrapped = workers[rank] = joined(running, rank, models[rank], kind, mode=mode, workers=3, at_least=0.3)
         while wrapped.version < ROUNDS:
             gradients(models[rank], 10 * wrapped.version + rank)
             wrapped.step()
@@ -80,56 +80,82 @@ def step(worker: Any, model: torch.nn.Module, seed: int) -> Any:
     return worker.last
 
 
+def train(worker: Any, model: torch.nn.Module, version: int) -> None:
+    """Make steps until the model has this version."""
+    while worker.version < version:
+        step(worker, model, worker.version)
+
+
+def train_all(workers: list[Any], models: list[torch.nn.Module], version: int) -> None:
+    """Have all workers make steps, each in a thread of its own."""
+    together(*(partial(train, *each, version) for each in zip(workers, models, strict=True)))
+
+
+def team(running: Fabric, models: list[torch.nn.Module], **options: Any) -> list[Any]:
+    """Let a worker of an elastic job join for each model."""
+    joining: dict[int, Any] = {}
+
+    def join(rank: int) -> None:
+        joining[rank] = joined(
+            running, rank, models[rank], mode="elastic", workers=len(models), at_least=0.3, **options
+        )
+
+    together(*(partial(join, rank) for rank in range(len(models))))
+    return [joining[rank] for rank in range(len(models))]
+
+
+def leave(workers: list[Any]) -> None:
+    for worker in workers:
+        worker.leave()
+
+
 def test_who_joins_later_has_weights_and_momentum_of_the_others() -> None:
     models = [small_model(seed) for seed in range(2)]
     with Fabric() as running:
-        first = joined(running, 0, models[0], mode="elastic")
-        for seed in range(5):
-            step(first, models[0], seed)
-        assert first.version == 5
-        second = joined(running, 1, models[1], mode="elastic")
+        first = joined(running, 0, models[0], mode="elastic", at_least=0.3)
+        train(first, models[0], 5)
+        second = joined(running, 1, models[1], mode="elastic", at_least=0.3)
         assert second.version == 5
         assert same(models)
-        for seed in range(4):
-            together(partial(step, first, models[0], seed), partial(step, second, models[1], 100 + seed))
+        train_all([first, second], models, 9)
         caught_up(running, [first, second])
         assert same(models)
-        first.leave()
-        second.leave()
+        leave([first, second])
 
 
-def test_who_is_overdue_joins_a_later_round_and_who_is_too_late_fetches_the_model() -> None:
+def test_who_is_overdue_joins_a_later_round() -> None:
     models = [small_model(seed) for seed in range(3)]
     with Fabric() as running:
-        workers: list[Any] = [None] * 3
-
-        def join(rank: int) -> None:
-            workers[rank] = joined(running, rank, models[rank], mode="elastic", workers=3, tau_max=2)
-
-        def steps(rank: int, count: int) -> list[Any]:
-            return [step(workers[rank], models[rank], 10 * n + rank) for n in range(count)]
-
-        together(*(partial(join, rank) for rank in range(3)))
-        together(*(partial(steps, rank, 3) for rank in range(3)))
-        slow, before = workers[2], caught_up(running, workers)
+        workers = team(running, models, tau_max=100)
+        train_all(workers, models, 3)
+        version = caught_up(running, workers)
         gradients(models[2], 7)
-        together(*(partial(steps, rank, 2) for rank in range(2)))
-        rounds = running.scheduler.state.reductions["model"].version - before
-        assert rounds == 2
-        late: list[Any] = []
-        together(lambda: late.append(slow.step() or slow.last), *(partial(steps, rank, 1) for rank in range(2)))
-        assert late[0].included, late
-        assert 1 <= late[0].delay <= 2
-        gradients(models[2], 8)
-        together(*(partial(steps, rank, 6) for rank in range(2)))
-        slow.step()
-        assert not slow.last.included
-        assert "computed from version" in slow.last.reason
+        train_all(workers[:2], models[:2], version + 2)
+        together(workers[2].step, *(partial(train, workers[rank], models[rank], version + 4) for rank in range(2)))
+        late = workers[2].last
+        assert late.included
+        assert late.delay >= 2
         caught_up(running, workers)
         assert same(models)
-        assert slow.tally.dropped == 1
-        for worker in workers:
-            worker.leave()
+        leave(workers)
+
+
+def test_who_is_too_late_is_told_so_and_fetches_the_model() -> None:
+    models = [small_model(seed) for seed in range(3)]
+    with Fabric() as running:
+        workers = team(running, models, tau_max=2)
+        train_all(workers, models, 3)
+        version = caught_up(running, workers)
+        gradients(models[2], 7)
+        train_all(workers[:2], models[:2], version + 8)
+        dropped = workers[2].tally.dropped
+        workers[2].step()
+        assert not workers[2].last.included
+        assert "computed from version" in workers[2].last.reason
+        assert workers[2].tally.dropped == dropped + 1
+        caught_up(running, workers)
+        assert same(models)
+        leave(workers)
 
 
 def test_gradients_that_are_not_finite_are_dropped_and_change_nothing() -> None:
@@ -150,22 +176,14 @@ def test_gradients_that_are_not_finite_are_dropped_and_change_nothing() -> None:
 def test_training_goes_on_after_the_schedulers_restart() -> None:
     models = [small_model(seed) for seed in range(3)]
     with Fabric() as running:
-        workers: dict[int, Any] = {}
-
-        def work(rank: int, first: int) -> None:
-            if rank not in workers:
-                workers[rank] = joined(running, rank, models[rank], mode="elastic", workers=3)
-            for seed in range(first, first + 4):
-                step(workers[rank], models[rank], 10 * seed + rank)
-
-        together(*(partial(work, rank, 0) for rank in range(3)))
-        version = caught_up(running, list(workers.values()))
+        workers = team(running, models)
+        train_all(workers, models, 4)
+        version = caught_up(running, workers)
         running.restart_scheduler()
-        together(*(partial(work, rank, 4) for rank in range(3)))
-        assert caught_up(running, list(workers.values())) > version
+        train_all(workers, models, version + 4)
+        caught_up(running, workers)
         assert same(models)
-        for worker in workers.values():
-            worker.leave()
+        leave(workers)
 
 
 def test_each_step_uses_the_mean_of_the_members_learning_rates() -> None:
