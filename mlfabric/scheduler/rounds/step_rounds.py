@@ -151,9 +151,10 @@ class StepRounds:
             self.version, self._settled = newest.version, newest.settled
             current = [h for h in having.values() if (h.version, h.settled) == (newest.version, newest.settled)]
             arrived = {held.arrived for held in current}
-            if None not in arrived and len(arrived) == 1:
-                # All have this result, so it may have been settled, and others may have been told so.
-                self.version, self._settled = newest.version + 1, arrived.pop()
+            last = arrived.pop() if len(arrived) == 1 else None
+            if last is not None and last.term != self._context.config.term.number:
+                # All have this result, so another scheduler may have settled it, and have told some so.
+                self.version, self._settled = newest.version + 1, last
         for worker, held in sorted(self._held.items()):
             yield from self._place(worker, held, now_ns)
         self._held.clear()
@@ -177,7 +178,8 @@ class StepRounds:
         standing.is_current = held.has_state and lacks == 0 and held.settled == self._settled
         if held.has_state and lacks == 1 and self._settled is not None and held.arrived == self._settled:
             standing.is_current = True
-            standing.computes_from(held.applied, now_ns)
+            if standing.offer is not None and standing.offer.arrived == self._settled:
+                standing.computes_from(held.applied, now_ns)
             reason = "everybody had it under another scheduler"
             yield ReduceSettled(to=worker, reduce=None, round=self._settled, workers=self.workers, reason=reason)
 
