@@ -164,11 +164,13 @@ def _reduced(
     """Describe an AllReduce job; its versions are the rounds that are done."""
     return fabric_pb2.ModelStatus(
         name=name,
-        version=to_version(ModelVersion(1, rounds.done)),
+        version=to_version(ModelVersion(1, rounds.version)),
         initialised=True,
         waiting=rounds.waiting,
         in_flight=rounds.running,
         committed=rounds.done,
+        dropped=rounds.dropped,
+        waits_for=rounds.waits_for,
         mode=rounds.spec.mode.value,
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),

@@ -93,19 +93,25 @@ class Carrying:
         receivers: Collection[str],
         now_ns: int,
         version: int = 0,
+        who: str = "",
     ) -> RunningRound | None:
-        """Begin the round that :meth:`shape` planned; return None, and try again in a moment, if there is no way."""
+        """Begin the round that :meth:`shape` planned; return None, and try again in a moment, if there is no way.
+
+        Args:
+            version: of the model, that the result makes.
+            who: which workers are in it, and why not all, for people.
+        """
         round_id = self.take_id()
         if isinstance(shaped, str):
             self.no_way, self.not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
             return None
-        self.no_way, self.how = "", shaped.reason
+        self.no_way, self.how = "", "; ".join(filter(None, (who, shaped.reason)))
         self.running = RunningRound(
             id=round_id,
             members=heads,
             parts=parts_of(self._context, shaped.trees, sorted([*heads, *late, *receivers]), late),
             receivers=frozenset(receivers),
-            reason=shaped.reason,
+            reason=self.how,
             reserved=self._reserve(shaped, round_id),
             shape=shaped.shape,
             without_stripes=shaped.without_stripes,

@@ -62,6 +62,16 @@ class Rounds:
         self._outcomes: dict[tuple[str, int], ReduceSettled | ReduceFailed] = {}
 
     @property
+    def version(self) -> int:
+        """How many rounds were settled."""
+        return self.done
+
+    @property
+    def dropped(self) -> int:
+        """How many tensors were dropped: none, as a call has a result or an error."""
+        return 0
+
+    @property
     def waiting(self) -> int:
         """How many requests no running round holds."""
         asked = len(self._running.members) if self._running is not None else 0

@@ -14,6 +14,8 @@ __all__ = ["Standing", "Standings"]
 
 _REMEMBERED = 200
 """How many computations the usual time is the median of."""
+_NAMED = 3
+"""How many workers that are in no round are named."""
 
 
 @dataclass(slots=True)
@@ -87,6 +89,19 @@ class Standings:
     def receivers(self) -> list[str]:
         """Return the workers that get the next round's result though they contribute nothing."""
         return sorted(worker for worker, one in self.of.items() if one.is_current and one.offer is None)
+
+    def who_is_in(self, now_ns: int) -> str:
+        """Say how many workers the next round has, and why the others are not in it."""
+        outside = [self._outside(worker, one, now_ns) for worker, one in sorted(self.of.items()) if one.offer is None]
+        more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
+        without = f" without {', '.join(outside[:_NAMED])}{more}" if outside else ""
+        return f"{len(self.of) - len(outside)} of {len(self.of)} workers{without}"
+
+    def _outside(self, worker: str, standing: Standing, now_ns: int) -> str:
+        if standing.fetches_from:
+            return f"{worker} (fetches the model)"
+        usual_s, took_s = (self.usual_ns or 0) / 1e9, (now_ns - standing.since_ns) / 1e9
+        return f"{worker} (computes for {took_s:.2f} s, {usual_s:.2f} s is usual)"
 
     def behind(self, version: int, most: int) -> Iterator[str]:
         """Give the workers at which too many results wait to be applied.

@@ -351,7 +351,8 @@ class StepRounds:
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
         receivers = self._standings.receivers()
         shaped = self._carrying.shape(heads, (), receivers, now_ns)
-        running = self._carrying.begin(shaped, heads, (), receivers, now_ns, self.version + 1)
+        who = self._standings.who_is_in(now_ns)
+        running = self._carrying.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
         yield from map(running.told, running.parts) if running is not None else ()
 
     def arrived(self, event: RoundArrived, now_ns: int) -> Iterator[Instruction]:
