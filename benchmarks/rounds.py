@@ -34,7 +34,7 @@ from mlfabric.twin.settings import Direction
 
 __all__ = ["PROFILES", "Profile", "run"]
 
-WARM_UP = 3
+WARM_UP = 5
 """So many rounds of each kind do not count: links' rates are learnt in them."""
 TIMEOUT_S = 600.0
 SCHEDULER = "scheduler"
