@@ -30,9 +30,9 @@ MOST_STRIPES = 8
 MOST_FAN = 32
 _COUNTS = (1, 2, 3, 4)
 _COUNT_OF_MANY = 3
-"""Of how many stripes sketches are made; of many hosts only of so many: others gain a hundredth or two, and planning
-takes as much time as there are streams. If no more than ``MOST_STRIPES`` hosts have room both ways, also of as many: then each of them is a root, and
-all others are next to it."""
+"""Of how many stripes sketches are made; of many hosts only of so many: more would gain a hundredth or two, and take
+more time to plan. If no more than ``MOST_STRIPES`` hosts have room both ways, also of as many: then each of them is a
+root, and all others are next to it."""
 _MANY = 100
 _TIMES = (1.0, 1.5, 3.0)
 """In how many times the least time hosts are to do their work; more than once is worth while only if hops count."""
