@@ -54,8 +54,7 @@ def _row(count: int, links: str, runs: int) -> dict[str, Any]:
     shape_ms, parts_ms = [], []
     for number in range(runs):
         began = time.thread_time()
-        shaped = shape_round(context.network, hosts, SIZE_BYTES, RoundId(1, number), 0, late)
-        assert isinstance(shaped, Shaped), shaped
+        shaped = _shaped(context.network, hosts, number, late)
         shaped_at = time.thread_time()
         parts = parts_of(context, shaped.trees, hosts, late)
         shape_ms.append((shaped_at - began) * 1e3)
@@ -81,6 +80,12 @@ def _row(count: int, links: str, runs: int) -> dict[str, Any]:
         "told_kb": sum(told_kb),
         "most_told_kb": max(told_kb),
     }
+
+
+def _shaped(network: Network, hosts: dict[str, str], number: int, late: Sequence[str]) -> Shaped:
+    found = shape_round(network, hosts, SIZE_BYTES, RoundId(1, number), 0, late)
+    assert isinstance(found, Shaped), found
+    return found
 
 
 def _context(count: int, links: str) -> tuple[Context, list[tuple[float, float]]]:
@@ -110,4 +115,4 @@ def _possible_s(shares: Sequence[tuple[float, float]]) -> float:
     ups, downs = zip(*shares, strict=True)
     loads = 2 * (len(shares) - 1)
     least = max(1 / min(ups), 1 / min(downs), loads / sum(ups), loads / sum(downs))
-    return least * SIZE_BYTES * 8 / FULL_BPS
+    return float(least * SIZE_BYTES * 8 / FULL_BPS)

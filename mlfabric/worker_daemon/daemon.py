@@ -319,7 +319,7 @@ class WorkerDaemon:
         request = ReduceRequested(
             reduce=reduce,
             model=self.spec.name,
-            size_bytes=len(buffers.given),
+            size_bytes=0 if buffers.given is None else len(buffers.given),
             dtype=buffers.dtype,
             op=op,
             together=together,
