@@ -7,6 +7,8 @@ aggregators, and a replica that a bound on the divergence keeps busy. Two more r
 checking a plan is not in the figures. Times are CPU times of the one thread that plans: it waits for nothing, so they
 are what it takes on an idle core, whatever else runs here.
 
+Rounds of AllReduce are in ``round_plans.py``.
+
 ``mlfabric bench planner --json FILE``.
 """
 
@@ -26,6 +28,7 @@ from unittest.mock import patch
 
 import networkx as nx
 
+from benchmarks import round_plans
 from mlfabric.network import Network
 from mlfabric.planning import (
     Aggregator,
@@ -113,25 +116,29 @@ def _leaf_spine(hosts: Sequence[str]) -> Network:
     return Network.from_graph(graph)
 
 
-def run(runs: int = 7, sizes: Sequence[int] = SIZES, ready: bool = True) -> dict[str, Any]:
+def run(
+    runs: int = 7, sizes: Sequence[int] = SIZES, workers: Sequence[int] = round_plans.WORKERS, ready: bool = True
+) -> dict[str, Any]:
     """Measure all rows.
 
     Args:
         runs: plans of each row; the fastest counts, as anything else that runs here only adds.
         sizes: numbers of updates in the paper's setting.
+        workers: of rounds of AllReduce.
         ready: whether a fresh process is timed until it is ready to plan, with a cold cache (up to a minute) and a warm
             one.
 
     Returns:
         ``rows`` with ``setting``, ``updates``, ``order_ms``, ``aggregate_ms``, ``replicate_ms``, ``total_ms`` (of
         ``plan`` as a whole) and what came of it. ``growth`` is the total at the most updates over that at a tenth of
-        these.
+        these. ``rounds``: see ``round_plans.py``.
     """
     warm_up(_progress)
     cases = [Case(name="paper", updates=count) for count in sizes]
     cases += [Case(name="random sizes", updates=1000), Case(name="leaf-spine", updates=500)]
     rows = [_row(case, runs) for case in cases]
-    found: dict[str, Any] = {"rows": rows}
+    _progress("rounds")
+    found: dict[str, Any] = {"rows": rows, "rounds": list(round_plans.rows(runs, workers))}
     total = {row["updates"]: row["total_ms"] for row in rows if row["setting"] == "paper"}
     if max(total) // 10 in total:
         found["growth"] = total[max(total)] / total[max(total) // 10]

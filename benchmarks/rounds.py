@@ -34,8 +34,6 @@ from mlfabric.twin.settings import Direction
 
 __all__ = ["PROFILES", "Profile", "run"]
 
-WARM_UP = 3
-"""So many rounds of each kind do not count: links' rates are learnt in them."""
 TIMEOUT_S = 600.0
 SCHEDULER = "scheduler"
 SCHEDULER_PORT = 50061
@@ -50,6 +48,7 @@ class Profile:
         up, down: the shares of a full link that each worker's has.
         full_bps: of a full link, Ethernet headers included.
         size_bytes: of the tensor.
+        warm_up: so many rounds of each kind do not count: links' rates are learnt in them.
         most_rounds: no more than so many are measured.
     """
 
@@ -57,6 +56,7 @@ class Profile:
     down: tuple[float, ...]
     full_bps: int = 25_000_000
     size_bytes: int = 2_000_000
+    warm_up: int = 5
     most_rounds: int = 100
 
     @property
@@ -90,7 +90,12 @@ PROFILES: Mapping[str, Profile] = {
     "half_at_a_quarter": Profile(up=(0.25,) * 4 + _full(4), down=(0.25,) * 4 + _full(4)),
     "one_at_a_quarter": Profile(up=(0.25, *_full(3)), down=(0.25, *_full(3))),
     "resnet": Profile(
-        up=(0.25, *_full(7)), down=(0.25, *_full(7)), full_bps=250_000_000, size_bytes=102_400_000, most_rounds=3
+        up=(0.25, *_full(7)),
+        down=(0.25, *_full(7)),
+        full_bps=250_000_000,
+        size_bytes=102_400_000,
+        warm_up=2,
+        most_rounds=3,
     ),
 }
 """By name. ``resnet`` is of the size of a ResNet-50, among 8 workers one of which has a quarter of 250 Mbit/s."""
@@ -137,8 +142,8 @@ def run(rounds: int = 9, only: str = "") -> dict[str, Any]:
 def _measured(profile: Profile, rounds: int) -> dict[str, float]:
     count = min(rounds, profile.most_rounds)
     with CpuMeter() as cpu:
-        times_s = _times_s(profile, WARM_UP + count)
-    median_s = {kind: statistics.median(times[WARM_UP:]) for kind, times in times_s.items()}
+        times_s = _times_s(profile, profile.warm_up + count)
+    median_s = {kind: statistics.median(times[profile.warm_up :]) for kind, times in times_s.items()}
     return {
         "over_least": median_s["ours"] / (profile.least * profile.wire_s),
         "over_possible": median_s["ours"] / (profile.possible * profile.wire_s),
@@ -146,7 +151,7 @@ def _measured(profile: Profile, rounds: int) -> dict[str, float]:
         "round_s": median_s["ours"],
         "gloo_s": median_s["gloo"],
         "empty_round_ms": median_s["empty"] * 1e3,
-        "slowest_round_s": max(times_s["ours"][WARM_UP:]),
+        "slowest_round_s": max(times_s["ours"][profile.warm_up :]),
         "cpu_used_share": cpu.used_share,
         "cpu_saturated_share": cpu.saturated_share,
     }

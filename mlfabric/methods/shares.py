@@ -8,7 +8,7 @@ that is the narrow place are held to about their even shares of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mlfabric.methods.byte_trees import Trees
@@ -43,17 +43,14 @@ def held_to_shares(
     )
 
     def held(tree: Trees) -> Trees:
-        size_bytes = tree.end - tree.start
-        up_shares = {host: bps * size_bytes // ups[host] for host, bps in up_bps.items()}
-        down_shares = {host: bps * size_bytes // downs[host] for host, bps in down_bps.items()}
+        size_bytes, limit_bps = tree.end - tree.start, tree.rate_bps
+        up_shares = {w: _share(up_bps[host], size_bytes, ups[host]) for w, host in hosts.items()}
+        down_shares = {w: _share(down_bps[host], size_bytes, downs[host]) for w, host in hosts.items()}
 
         def most_bps(source: str, destination: str) -> int:
-            one, other = hosts[source], hosts[destination]
-            if one == other:
-                return 0
-            up, down = up_shares.get(one, _NO_LIMIT_BPS), down_shares.get(other, _NO_LIMIT_BPS)
-            held_bps = round(_HELD * (up if up < down else down))
-            return held_bps if held_bps < tree.rate_bps else 0
+            up, down = up_shares[source], down_shares[destination]
+            held_bps = up if up < down else down
+            return held_bps if held_bps < limit_bps and hosts[source] != hosts[destination] else 0
 
         return replace(
             tree,
@@ -62,6 +59,11 @@ def held_to_shares(
         )
 
     return tuple(map(held, trees))
+
+
+def _share(bps: int, size_bytes: int, load_bytes: int) -> int:
+    """Return at which rate so many bytes of a link's load may go."""
+    return round(_HELD * (bps * size_bytes // load_bytes)) if load_bytes else _NO_LIMIT_BPS
 
 
 def _streams(tree: Trees) -> Iterator[tuple[str, str]]:
@@ -74,6 +76,5 @@ def _streams(tree: Trees) -> Iterator[tuple[str, str]]:
 def _rates_bps(
     network: Network, link: Callable[[str], LinkId], loads: Mapping[str, int], now_ns: int
 ) -> dict[str, int]:
-    """Return what the links of hosts carry over which anything goes."""
-    known: Iterable[str] = (host for host, load in loads.items() if load and network.has_host(host))
-    return {host: network.rate_bps(link(host), now_ns) for host in known}
+    """Return what the links of hosts carry."""
+    return {host: network.rate_bps(link(host), now_ns) if network.has_host(host) else _NO_LIMIT_BPS for host in loads}

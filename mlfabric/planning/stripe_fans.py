@@ -29,9 +29,10 @@ __all__ = ["MOST_FAN", "MOST_STRIPES", "Fans", "Work", "alone", "sketches"]
 MOST_STRIPES = 8
 MOST_FAN = 32
 _COUNTS = (1, 2, 3, 4)
-_COUNTS_OF_MANY = (1, 4)
-"""Of how many stripes sketches are made. If no more than ``MOST_STRIPES`` hosts have room both ways, also of as many:
-then each of them is a root, and all others are next to it."""
+_COUNT_OF_MANY = 3
+"""Of how many stripes sketches are made; of many hosts only of so many: more would gain a hundredth or two, and take
+more time to plan. If no more than ``MOST_STRIPES`` hosts have room both ways, also of as many: then each of them is a
+root, and all others are next to it."""
 _MANY = 100
 _TIMES = (1.0, 1.5, 3.0)
 """In how many times the least time hosts are to do their work; more than once is worth while only if hops count."""
@@ -112,12 +113,12 @@ def sketches(inward: Work, outward: Work, most_stripes: int, *, hops_count: bool
         both = {host: min(room, handing[host]) for host, room in summing.items()}
         order = sorted(both, key=lambda host: -both[host])
         full = sum(room > 0.0 for room in both.values())
-        counts = _COUNTS_OF_MANY if len(order) > _MANY else _COUNTS
-        for count in (*counts, *((full,) if counts[-1] < full <= MOST_STRIPES else ())):
-            if count <= min(most_stripes, len(order)):
-                roots = tuple(order[:count])
-                sums, hands = _dealt(summing, roots, inward.edges), _dealt(handing, roots, outward.edges)
-                yield _weighed(inward, outward, roots, sums, hands)
+        most = min(MOST_STRIPES, most_stripes, len(order))
+        counts = (min(most, _COUNT_OF_MANY),) if len(order) > _MANY else (*_COUNTS, full)
+        for count in sorted({count for count in counts if 0 < count <= most}):
+            roots = tuple(order[:count])
+            sums, hands = _dealt(summing, roots, inward.edges), _dealt(handing, roots, outward.edges)
+            yield _weighed(inward, outward, roots, sums, hands)
 
 
 def _dealt(rooms: Mapping[int, float], roots: Sequence[int], edges: int) -> tuple[dict[int, int], ...]:

@@ -138,7 +138,7 @@ def _forest(
     unit_bits = max(1, int(lot.bits[lot.fixed :].max()))
     group_ns = config.group_ns if mean else 0
     scalars = np.array([now_ns, unit_bits, chunk_bits, carried, 0, group_ns], np.int64)
-    field = survey_field(base, world.routes, hosts.routes, hosts.most, scalars, False)
+    field = survey_field(base, world.routes, hosts.routes, hosts.most, scalars)
     choices = _choices(field, count - lot.fixed)
     if not len(choices):
         return None

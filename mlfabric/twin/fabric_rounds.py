@@ -38,7 +38,7 @@ from mlfabric.twin.run_world import RunWorld
 __all__ = ["FabricRounds"]
 
 MOST_PLANS = 64
-PLAN_NS = 0.6e6
+PLAN_NS = 0.07e6
 """What each worker adds to the time that a round's plan takes (measured with 30)."""
 MESSAGE_NS = 0.16e6
 """What a message keeps the scheduler busy (``mlfabric bench control``: 6,300 decisions per second)."""

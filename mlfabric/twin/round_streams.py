@@ -24,7 +24,7 @@ from mlfabric.twin.flows import Edge, NewFlow
 __all__ = ["RoundStreams", "round_streams"]
 
 MOST_IN_CHAINS = 64
-"""Of more workers the chains of a ring are too many to look at each: their number grows with the square."""
+"""Of more workers the chains of a ring have too many streams to look at each."""
 
 
 class RoundStreams(NamedTuple):

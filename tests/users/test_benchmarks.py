@@ -91,8 +91,8 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         marks=(*LONG, *HOSTS, pytest.mark.skipif(not HAS_DIGITS, reason=NO_DIGITS)),
     ),
     "planner": Small(
-        ("runs=1", "sizes=[10,100]", "ready=false"),
-        ("rows/0/order_ms", "rows/1/speedup", "rows/3/total_ms", "growth"),
+        ("runs=1", "sizes=[10,100]", "workers=[8]", "ready=false"),
+        ("rows/0/order_ms", "rows/1/speedup", "rows/3/total_ms", "growth", "rounds/2/total_ms"),
         marks=LONG,
     ),
     "plans": Small(("problems=20",), ("broken", "asynchronous/mean_ms", "all-reduce/last_ms"), marks=LONG),

@@ -65,21 +65,17 @@ def scaled(span_ns, part, whole):
 
 
 @compiled
-def end_link(routes, route, mirrored, scratch):
-    """The last link of a route (mirrored: its first) as route 0."""
+def end_link(routes, route, scratch):
+    """The last link of a route as route 0."""
     link = np.empty((1, 1), np.int64)
-    link[0, 0] = routes.link[route, 0 if mirrored else routes.hops[route] - 1]
+    link[0, 0] = routes.link[route, routes.hops[route] - 1]
     return Routes(link, np.ones(1, np.int64), np.zeros(1, np.int64), scratch)
 
 
 @compiled
 @entry
-def survey_field(lines, routes, route, most, scalars, mirrored):
-    """Estimate every route between two hosts.
-
-    Args:
-        mirrored: ``route`` is by (to, from), for trees that relay; then everything in the field is mirrored.
-    """
+def survey_field(lines, routes, route, most, scalars):
+    """Estimate every route between two hosts."""
     count, columns = route.shape
     now_ns, unit_bits, chunk_bits = scalars[0], scalars[1], scalars[2]
     took_ns, hop_ns = np.full((count, columns), FAR_NS), np.full((count, columns), FAR_NS)
@@ -97,7 +93,7 @@ def survey_field(lines, routes, route, most, scalars, mirrored):
             out_ns[host] = min(out_ns[host], took)
             best_in_ns[to] = min(best_in_ns[to], took)
             if into_ns[to] == FAR_NS:
-                alone = reach(lines, end_link(routes, found, mirrored, scratch), 0, MOST_BPS, unit_bits, now_ns)
+                alone = reach(lines, end_link(routes, found, scratch), 0, MOST_BPS, unit_bits, now_ns)
                 into_ns[to] = min(FAR_NS, alone - now_ns)
     for host in range(columns - 1):  # if no other host sends to it, it sums its own updates, which need no downlink
         rank_ns[host] = out_ns[host] if best_in_ns[host] == FAR_NS else max(out_ns[host], best_in_ns[host])
