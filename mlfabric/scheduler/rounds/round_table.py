@@ -64,7 +64,6 @@ class Rounds:
         self._formed = self._waits_for_all = False
         self._rhythm, self._links, self._trust = Rhythm(), RoundLinks(), Trust()
         self._probing = Probing(context.network)
-        self._attempts = 0
         self._breaks = 0
         self._not_before_ns = 0
         self._since_ns: int | None = None
@@ -298,7 +297,7 @@ class Rounds:
         yield from self._begin(heads, late, now_ns)
 
     def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
-        round_id = RoundId(self._context.config.term.number, self._attempts + 1)
+        round_id = RoundId(self._context.config.term.number, self._context.numbers.rounds + 1)
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
         self._links.probed(self._probing)
@@ -306,7 +305,7 @@ class Rounds:
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
             return
-        self._attempts += 1
+        self._context.numbers.rounds += 1
         if isinstance(shaped, str):
             self._no_way, self._not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
             return
