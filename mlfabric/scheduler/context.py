@@ -62,8 +62,8 @@ class TicketMaker:
 class NumberMaker:
     """Ids of what the scheduler itself brings about; a scheduler of another term gives others.
 
-    ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it. ``rounds`` counts
-    the attempts at rounds of all models, so that a model that ended and began anew has greater ones.
+    ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it. ``rounds`` is
+    how many attempts at rounds were begun, of all models: those of a model that ended and began anew go on from there.
     """
 
     def __init__(self, term: int) -> None:
