@@ -85,6 +85,8 @@ class Storm:
         for process in [fabric.scheduler, *(life.process for life in fabric.lives)]:
             if process is not None:
                 process.go_on()
+        for life in self._alive():
+            life.leaves = False  # who has not left by now stays
         if fabric.scheduler is None:
             fabric.start_scheduler()
         if not any(fabric.job.progress(life) for life in self._alive()):
