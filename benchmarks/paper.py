@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.intervals import MOST_VALUES
 from benchmarks.testbed import reference
 from benchmarks.testbed.campaign import Campaign, Choice
-from benchmarks.testbed.catalogue import CELLS, SYSTEMS, cell_named, system_named
+from benchmarks.testbed.catalogue import ALL_CELLS, SYSTEMS, cell_named, system_named
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.figures import ACCURACY, RATIOS, draw_accuracy, draw_ratios
 from benchmarks.testbed.hosts import testbed
@@ -87,10 +87,10 @@ def choose(
     """Return what is to be measured.
 
     Args:
-        cells, systems: names with commas between; empty for all.
+        cells, systems: names with commas between; empty for all. Each system is measured in its own of these cells.
         seeds: how many of each; 1 to 10.
         accuracy_seeds: how many where accuracies are compared; None for 5, or as many as ``seeds`` if that is below 3.
-        duration_s: of each run, undilated; None for as long as the ring needs to meet the target.
+        duration_s: of each run, undilated; None for as long as the ring needs, see ``run_ends``.
         dilation: by how much all time constants are stretched; 1 or more.
         workers: 2 to 200; None for the paper's.
         target: accuracy to be reached; between 0 and 1.
@@ -113,7 +113,7 @@ def choose(
     ):
         if not good:
             raise UsageError(f"{given}; allowed: {allowed}")
-    chosen_cells = tuple(cell_named(name) for name in cells.split(",")) if cells else CELLS
+    chosen_cells = tuple(cell_named(name) for name in cells.split(",")) if cells else ALL_CELLS
     chosen_systems = tuple(system_named(name) for name in systems.split(",")) if systems else tuple(SYSTEMS.values())
     if not quick:
         return Choice(
@@ -159,6 +159,7 @@ def found_by(campaign: Campaign, measured: Measured) -> dict[str, Any]:
             "batch_size": choice.batch_size,
             "wire_s": choice.wire_s,
             "target": choice.target,
+            "targets": list(choice.targets),
             "server_weather": choice.server_weather,
             "seeds": len(choice.seeds),
             "accuracy_seeds": len(choice.accuracy_seeds),

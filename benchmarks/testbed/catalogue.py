@@ -1,25 +1,31 @@
-"""What the paper's table compares: its nine cells, and the systems by name, each with where it is and how it is run."""
+"""What the paper's table compares: its cells, and the systems by name, each with where it is and how it is run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.testbed.networks import NETWORKS
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupKind, Consistency
 from mlfabric.errors import UsageError
-from mlfabric.twin.settings import COMPUTE, NETWORK
+from mlfabric.twin.settings import COMPUTE
 
 __all__ = [
     "ACCURACY_CELLS",
     "ACCURACY_SYSTEMS",
+    "ALL_CELLS",
     "BACKUP_CELL",
     "CELLS",
+    "EVEN_CELL",
+    "FOUR_CELL",
     "LAG_CELLS",
     "LDA_CELL",
+    "RING",
+    "ROUND_CELLS",
     "SYSTEMS",
     "Bound",
     "Cell",
@@ -42,9 +48,10 @@ class Cell:
     network: str
 
     def __post_init__(self) -> None:
-        if self.compute not in COMPUTE or self.network not in NETWORK:
+        if self.compute not in COMPUTE or self.network not in NETWORKS:
             raise UsageError(
-                f"cell {self.name}; allowed: one of {', '.join(COMPUTE)}, a dash, one of {', '.join(NETWORK)}, as C1-N2"
+                f"cell {self.name}; allowed: one of {', '.join(COMPUTE)}, a dash, one of {', '.join(NETWORKS)}, "
+                "as C1-N2"
             )
 
     @property
@@ -52,11 +59,27 @@ class Cell:
         """As the paper writes it: C1-N2."""
         return f"{self.compute}-{self.network}"
 
+    @property
+    def is_sliced(self) -> bool:
+        """Whether each worker trains a slice of the classes: where hosts are always slow, they alone know some."""
+        return self.network == "four"
+
 
 CELLS = tuple(
     Cell(compute=compute, network=network) for compute in ("C1", "C2", "C3") for network in ("N1", "N2", "N3")
 )
 """The paper's nine, in the order in which its tables give them: by compute setting, then by network."""
+
+EVEN_CELL = Cell(compute="C0", network="N0")
+"""Without stragglers, all links at their full rate."""
+
+FOUR_CELL = Cell(compute="C0", network="four")
+"""Four hosts at a tenth of their rate all the time, each worker with its own slice of the classes."""
+
+ALL_CELLS = (*CELLS, EVEN_CELL, FOUR_CELL)
+
+ROUND_CELLS = ("C1-N1", "C2-N2", "C1-N3")
+"""Where every way to train in rounds is compared; some are in all cells."""
 
 ACCURACY_CELLS = ("C1-N1", "C2-N2", "C3-N3")
 """Where accuracies are compared: every setting once, with more seeds than times need."""
@@ -69,6 +92,10 @@ BACKUP_CELL = "C1-N1"
 
 LAG_CELLS = ("C1-N2", "C2-N2", "C3-N2")
 """Where the monitor's reports come late."""
+
+
+RING = "ring"
+"""The system that all others are compared with."""
 
 
 class MomentumAt(Enum):
@@ -97,11 +124,13 @@ class System:
         tuned_as: name of the system whose learning rate and momentum it takes: its own, or one that makes the very same
             steps on another network path; "" where there is nothing to tune.
         momentum_at: who keeps its velocity.
-        cells: in which it is measured; none for all.
+        cells: in which it is measured; none for all but those whose data are sliced.
         report_every_s: how often the fabric's monitor reports, undilated.
         backup: how the fabric's model outlives its server.
         lead_per_worker: how many updates a crash of the server may cost then, over the number of workers.
         model: what is trained instead of the table's; "" for that.
+        goes_on: whether a run goes on after the ring's time until its model has the target accuracy.
+        wrapped: arguments of ``mlfabric.wrap``, by which it trains; empty for all that train in another way.
     """
 
     name: str
@@ -116,6 +145,8 @@ class System:
     backup: BackupKind = BackupKind.NONE
     lead_per_worker: int = 0
     model: str = ""
+    goes_on: bool = False
+    wrapped: Mapping[str, object] = field(default_factory=dict)
 
     def load(self) -> Any:
         """Import its module."""
@@ -123,13 +154,21 @@ class System:
 
     def is_measured_in(self, cell: Cell) -> bool:
         """Tell whether the table has it in a cell."""
-        return not self.cells or cell.name in self.cells
+        return cell.name in self.cells if self.cells else not cell.is_sliced
 
 
 def _systems() -> Mapping[str, System]:
     synchronous, asynchronous = Consistency.SYNCHRONOUS, Consistency.ASYNCHRONOUS
     rows = (
-        System(name="ring", label="ring all-reduce", module="ring", consistency=synchronous, tuned_as="ring"),
+        System(
+            name=RING,
+            label="ring all-reduce",
+            module="ring",
+            consistency=synchronous,
+            tuned_as=RING,
+            cells=tuple(cell.name for cell in ALL_CELLS),
+            goes_on=True,
+        ),
         System(
             name="tree",
             label="static tree",
@@ -188,11 +227,35 @@ def _systems() -> Mapping[str, System]:
             cells=LAG_CELLS,
             report_every_s=10 * REPORT_EVERY_S,
         ),
+        *_in_rounds(),
         *_overlapping(),
         *_with_backups(),
         *_finding_topics(),
     )
     return MappingProxyType({system.name: system for system in rows})
+
+
+def _in_rounds() -> tuple[System, ...]:
+    """Return the systems without a server, whose workers step by themselves, each round along one mean."""
+
+    def one(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wrapped: object) -> System:
+        return System(
+            name=name,
+            label=label,
+            module="rounds",
+            consistency=Consistency.ROUNDS,
+            tuned_as=tuned_as,
+            cells=cells,
+            goes_on=True,
+            wrapped=wrapped,
+        )
+
+    everywhere = tuple(cell.name for cell in ALL_CELLS)
+    return (
+        one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, mode="all-reduce"),
+        one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, mode="elastic", tau_max=2),
+        one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, mode="partial", quorum="majority"),
+    )
 
 
 def _overlapping() -> tuple[System, ...]:

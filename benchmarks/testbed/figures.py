@@ -22,6 +22,8 @@ _COLOURS = {
     "tree": "#b5a642",
     "ps-sync": "#cc79a7",
     "ps-async": "#e69f00",
+    "synchronous": "#d55e00",
+    "elastic": "#000000",
     "fabric-sync": "#56b4e9",
     "fabric-async": "#0072b2",
     "fabric-advised": "#009e73",

@@ -19,6 +19,7 @@ from benchmarks.testbed.comparing import Measured, Pair, estimate
 from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio
 from benchmarks.testbed.overlap_row import overlap
+from benchmarks.testbed.rounds_row import rounds
 from benchmarks.testbed.twin_row import twin
 from benchmarks.testbed.verdicts import (
     Verdict,
@@ -207,6 +208,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "reporting_lag": reporting_lag,
         "topics": topics,
         "backups": backups,
+        "rounds": rounds,
         "overlap": overlap,
         "twin": twin,
         "speed": speed,

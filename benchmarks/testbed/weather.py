@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.testbed.hosts import Testbed
+from benchmarks.testbed.networks import Rates
 from mlfabric.errors import UsageError
-from mlfabric.twin.settings import Direction, NetworkSetting
+from mlfabric.twin.settings import Direction
 
 __all__ = ["Period", "Weather"]
 
@@ -58,7 +59,7 @@ class Weather:
     def __init__(
         self,
         testbed: Testbed,
-        setting: NetworkSetting,
+        setting: Rates,
         *,
         seed: int,
         link_bps: int,

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import (
     NS_PER_S,
     Consistency,
     Place,
     RunPlan,
     ServerLog,
-    SnapshotKeeper,
-    StepRecorder,
     WorkerLog,
     worker_name,
 )
