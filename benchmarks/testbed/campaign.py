@@ -74,7 +74,7 @@ class Choice:
 
     def duration_of(self, cell: Cell, system: System) -> float:
         """Return about how long a run of a system in a cell trains, undilated."""
-        return self.duration_s if self.duration_s is not None else expected_s(cell, system)
+        return self.duration_s if self.duration_s is not None else expected_s(cell, system, self.dilation)
 
     def runs_in(self, cell: Cell) -> list[tuple[int, System]]:
         """Return seeds and systems of all runs in a cell, in the order in which they are made."""

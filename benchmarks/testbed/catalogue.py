@@ -19,6 +19,7 @@ __all__ = [
     "ACCURACY_SYSTEMS",
     "ALL_CELLS",
     "BACKUP_CELL",
+    "BEST_MEMBERS",
     "CELLS",
     "EVEN_CELL",
     "FOUR_CELL",
@@ -94,6 +95,9 @@ LAG_CELLS = ("C1-N2", "C2-N2", "C3-N2")
 """Where the monitor's reports come late."""
 
 
+BEST_MEMBERS = (8, 14, 20)
+"""How many workers take part where the ring shuts out the others: about as many as have fast links in N3, N2 and N1."""
+
 RING = "ring"
 """The system that all others are compared with."""
 
@@ -130,6 +134,7 @@ class System:
         lead_per_worker: how many updates a crash of the server may cost then, over the number of workers.
         model: what is trained instead of the table's; "" for that.
         goes_on: whether a run goes on after the ring's time until its model has the target accuracy.
+        members: how many workers take part at a time; 0 for all.
         wrapped: arguments of ``mlfabric.wrap``, by which it trains; empty for all that train in another way.
     """
 
@@ -146,6 +151,7 @@ class System:
     lead_per_worker: int = 0
     model: str = ""
     goes_on: bool = False
+    members: int = 0
     wrapped: Mapping[str, object] = field(default_factory=dict)
 
     def load(self) -> Any:
@@ -267,6 +273,20 @@ def _overlapping() -> tuple[System, ...]:
             module="ring_overlap",
             consistency=Consistency.SYNCHRONOUS,
             tuned_as="ring",
+            goes_on=True,
+        ),
+        *(
+            System(
+                name=f"ring-best-{members}",
+                label=f"ring of the best {members} workers, overlapped, links known beforehand",
+                module="ring_best",
+                consistency=Consistency.ROUNDS,
+                tuned_as=f"ring-best-{members}",
+                cells=ROUND_CELLS,
+                goes_on=True,
+                members=members,
+            )
+            for members in BEST_MEMBERS
         ),
         System(
             name="fabric-sync-overlap",

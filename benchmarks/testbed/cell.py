@@ -89,6 +89,7 @@ def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
         report_every_s=spec.report_every_s,
         backup=Backup(kind=BackupKind(spec.backup), lead_updates=spec.lead_updates),
         wrapped=spec.entry.wrapped,
+        members=min(spec.entry.members, spec.workers),
     )
 
 
@@ -151,6 +152,7 @@ def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter, Weather]:
                 spared=spared_in(spec, services.keys()),
             )
         )
+        plan = replace(plan, forecast=weather.forecast)
         meter = stack.enter_context(CpuMeter())
         children = {
             host.name: launcher.start(

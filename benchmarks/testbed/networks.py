@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
 from mlfabric.twin.settings import NETWORK, Direction
 
-__all__ = ["FOUR", "NETWORKS", "Rates", "SlowHosts"]
+__all__ = ["FOUR", "NETWORKS", "Forecast", "Rates", "SlowHosts"]
+
+_STRIDE = 7
 
 
 class Rates(Protocol):
@@ -40,6 +42,39 @@ class SlowHosts:
     def share(self, seed: int, host: str, direction: Direction, period: int) -> float:
         """Return the share of a host's link, which is the same for all seeds, directions and periods."""
         return self.slow_share if host in self.names else 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What links will carry in a run, for a system that is told beforehand.
+
+    Args:
+        rates: from which shares are drawn; seed: of the draws.
+        began_ns: when the first period began, by CLOCK_MONOTONIC.
+        period_ns: how long each is, dilated.
+    """
+
+    rates: Rates
+    seed: int
+    began_ns: int
+    period_ns: int
+
+    def period_at(self, time_ns: int) -> int:
+        """Return the number of the period at a time."""
+        return (time_ns - self.began_ns) // self.period_ns
+
+    def best(self, hosts: Sequence[str], count: int, period: int) -> tuple[str, ...]:
+        """Return the hosts with the best links in a period, the slower direction of each counted, in the given order.
+
+        Of equally good ones, others are taken in each period.
+        """
+
+        def worth(at: int) -> tuple[float, int]:
+            shares = (self.rates.share(self.seed, hosts[at], direction, period) for direction in Direction)
+            return -min(shares), (at * _STRIDE + period) % len(hosts)
+
+        chosen = sorted(range(len(hosts)), key=worth)[:count]
+        return tuple(hosts[at] for at in sorted(chosen))
 
 
 FOUR = SlowHosts(names=("w3", "w4", "w5", "w6"), slow_share=0.1)

@@ -6,6 +6,7 @@ over pairs of runs of one seed, and stand with the range of these.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,13 @@ from benchmarks.testbed.markdown import NONE, Values, number, share, spread, tab
 from benchmarks.testbed.run_ends import RING_ITERATIONS
 from benchmarks.testbed.runs import Consistency
 from benchmarks.testbed.spec import CellResult
-from benchmarks.testbed.verdicts import Verdict, all_known, at_least, by_rate
+from benchmarks.testbed.verdicts import Verdict, all_known, at_least, by_rate, mean_of
 
 __all__ = ["TITLE", "rounds", "shown", "shown_in_short"]
 
 TITLE = "Rounds without a server: times as fast as the ring to an accuracy, and what was in a round"
+_BEST = "ring-best"
+"""Stands for the ring of the best workers with the number of them that is best in a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +33,7 @@ class _Figure:
 
     Args:
         value: of a pair; None where it has none.
-        baseline: the other system; "" compares with none.
+        baseline: the other system; "" compares with none, ``_BEST`` with the best ring that shuts workers out.
     """
 
     value: Callable[[Pair], float | None]
@@ -49,15 +52,21 @@ def _figures(target: float) -> Mapping[str, _Figure]:
         "dropped": _Figure(value=lambda pair: pair.other.dropped_share, baseline=""),
         "slow_classes": _Figure(value=_slow_classes, baseline="synchronous"),
         "to_target_overlapped": _Figure(value=_times_to(target), baseline="ring-overlap"),
+        "to_target_best": _Figure(value=_times_to(target), baseline=_BEST),
     }
 
 
 def rounds(measured: Measured, target: float) -> dict[str, Any]:
     """Every system that trains in rounds, in every cell in which it was measured."""
     figures = _figures(target)
+    best = {cell: _best_ring(measured, cell, target) for cell in measured.cells}
     names = [name for name, system in SYSTEMS.items() if system.consistency is Consistency.ROUNDS]
     systems = {
-        name: {cell.name: _cell(measured, cell, name, figures) for cell in measured.cells if measured.runs(cell, name)}
+        name: {
+            cell.name: _cell(measured, cell, name, figures, best[cell])
+            for cell in measured.cells
+            if measured.runs(cell, name)
+        }
         for name in names
     }
     verdicts = (
@@ -73,15 +82,25 @@ def rounds(measured: Measured, target: float) -> dict[str, Any]:
     }
 
 
-def _cell(measured: Measured, cell: Cell, system: str, figures: Mapping[str, _Figure]) -> dict[str, Any]:
-    found = {
-        name: measured.compared(cell, system, figure.value, figure.baseline or system)
-        for name, figure in figures.items()
-    }
+def _best_ring(measured: Measured, cell: Cell, target: float) -> str:
+    """Return which of the rings that shut workers out is at the target first, the mean of the seeds; "" if none is."""
+
+    def mean_s(name: str) -> float:
+        times = [run.curve.time_to(target) for run in measured.runs(cell, name)]
+        return mean_of(math.inf if time_s is None else time_s for time_s in times) or math.inf
+
+    names = [name for name, system in SYSTEMS.items() if system.members and mean_s(name) < math.inf]
+    return min(names, key=mean_s, default="")
+
+
+def _cell(measured: Measured, cell: Cell, system: str, figures: Mapping[str, _Figure], best: str) -> dict[str, Any]:
+    baselines = {name: best if f.baseline == _BEST else f.baseline or system for name, f in figures.items()}
+    found = {name: measured.compared(cell, system, f.value, baselines[name]) for name, f in figures.items()}
     demands = reference.DEMANDS.get(system, {}).get(cell.name, {})
     verdicts: dict[str, Verdict] = {name: at_least(found[name], least) for name, least in demands.items()}
     return {
         **{name: None if value is None else value.as_json() for name, value in found.items()},
+        "best_ring": best,
         "demands": dict(demands),
         "verdicts": verdicts,
         "reached": all_known(verdicts.values()) if demands else None,
@@ -193,6 +212,9 @@ def _further(systems: Values) -> str:
             else "",
             "time to the target against the ring with overlap: " + spread(values["to_target_overlapped"])
             if values["to_target_overlapped"] is not None
+            else "",
+            f"the same against the {SYSTEMS[values['best_ring']].label}: " + spread(values["to_target_best"])
+            if values["to_target_best"] is not None and values["best_ring"] != name
             else "",
         )
         if text

@@ -16,6 +16,7 @@ from enum import Enum
 
 import numpy as np
 
+from benchmarks.testbed.networks import Forecast
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UsageError
 from mlfabric.twin.settings import ComputeSetting
@@ -159,6 +160,8 @@ class RunPlan:
         report_every_s: how often the fabric's monitor reports what links carry, undilated, > 0.
         backup: of the fabric's server.
         wrapped: arguments of ``mlfabric.wrap``, for systems that train with it.
+        members: how many workers take part at a time, of systems that shut some out; 0 for all.
+        forecast: what links will carry, for systems that are told; None as long as no weather has begun.
     """
 
     workload: WorkloadSpec
@@ -177,6 +180,8 @@ class RunPlan:
     report_every_s: float = REPORT_EVERY_S
     backup: Backup = field(default_factory=Backup)
     wrapped: Mapping[str, object] = field(default_factory=dict)
+    members: int = 0
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
         for given, good, allowed in (

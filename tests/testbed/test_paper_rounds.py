@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.catalogue import BEST_MEMBERS, SYSTEMS
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.logs import RunLogs
@@ -136,6 +136,16 @@ def test_slow_hosts_classes_are_compared_with_synchronous_training():
     assert values["slow_classes"]["mean"] == pytest.approx(-0.01)
     assert values["verdicts"] == {"to_target": True, "least_share": True, "slow_classes": True}
     assert "less the synchronous one's, in points: -1.00" in shown(row)
+
+
+def test_rings_that_shut_workers_out_are_compared_with_the_best_of_them():
+    rings = [_in_rounds(f"ring-best-{members}", s) for members, s in zip(BEST_MEMBERS, (0.3, 0.2, 0.4), strict=True)]
+    row = rounds(Measured([run_of("ring"), _in_rounds("elastic", 0.25), *rings]), 0.8)
+
+    values = row["systems"]["elastic"]["C1-N1"]
+    assert values["best_ring"] == "ring-best-14"
+    assert values["to_target_best"]["mean"] == pytest.approx(0.8)
+    assert "the same against the ring of the best 14 workers" in shown(row)
 
 
 def test_what_is_demanded_is_measured():

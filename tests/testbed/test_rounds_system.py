@@ -11,7 +11,7 @@ import pytest
 from benchmarks.testbed.catalogue import SYSTEMS
 from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Launcher
-from benchmarks.testbed.runs import Consistency, Goal
+from benchmarks.testbed.runs import Goal
 from benchmarks.testbed.systems import rounds
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
@@ -28,7 +28,7 @@ pytestmark = [
 
 WORKERS = 4
 UNEVEN = replace(PLAN, base_compute_s=0.02, compute=COMPUTE["C2"], max_steps=3 * STEPS)
-IN_ROUNDS = [name for name, system in SYSTEMS.items() if system.consistency is Consistency.ROUNDS]
+WRAPPED = [name for name, system in SYSTEMS.items() if system.wrapped]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, lau
         np.testing.assert_allclose(snapshot.weights, model, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", IN_ROUNDS)
+@pytest.mark.parametrize("name", WRAPPED)
 def test_every_gradient_is_in_one_round_or_dropped_and_all_have_the_same_model_after_the_same_round(
     bed, launcher, name
 ):
