@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.intervals import MOST_VALUES
 from benchmarks.testbed import reference
 from benchmarks.testbed.campaign import Campaign, Choice
-from benchmarks.testbed.catalogue import ALL_CELLS, SYSTEMS, cell_named, system_named
+from benchmarks.testbed.catalogue import SYSTEMS, system_named
+from benchmarks.testbed.cells import ALL_CELLS, cell_named
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.figures import ACCURACY, RATIOS, draw_accuracy, draw_ratios
 from benchmarks.testbed.hosts import testbed

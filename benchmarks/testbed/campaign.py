@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import ACCURACY_CELLS, ACCURACY_SYSTEMS, RING, SYSTEMS, Bound, Cell, System
+from benchmarks.testbed.catalogue import ACCURACY_SYSTEMS, RING, SYSTEMS, Bound, System
 from benchmarks.testbed.cell import run_cell
+from benchmarks.testbed.cells import ACCURACY_CELLS, Cell
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.run_ends import End, at, end_of, expected_s
 from benchmarks.testbed.runs import Consistency

@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.testbed.catalogue import SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.judging import isotonic
 from mlfabric.errors import UsageError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from benchmarks.testbed import overlap_row, rounds_row, twin_row
-from benchmarks.testbed.catalogue import BACKUP_CELL, LDA_CELL, SYSTEMS
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import BACKUP_CELL, LDA_CELL
 from benchmarks.testbed.markdown import NONE, Values, interval, number, share, table, verdict
 
 __all__ = ["TITLES", "WRITERS", "verdicts"]

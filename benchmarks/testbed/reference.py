@@ -1,6 +1,6 @@
 """The figures that ours stand beside: the paper's, the ideal ones, and what must be reached.
 
-A table has its nine cells in the order of ``catalogue.CELLS``: C1 with N1, N2, N3, then C2, then C3. Ratios are the
+A table has its nine cells in the order of ``cells.CELLS``: C1 with N1, N2, N3, then C2, then C3. Ratios are the
 ring's time divided by ours.
 
 The paper: MLfabric, section 7. The ideal ones: an event simulation with a free control plane, 30 workers; the testbed
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from benchmarks.testbed.catalogue import CELLS
+from benchmarks.testbed.cells import CELLS
 
 __all__ = [
     "ACCURACY_MARGIN",

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import RING, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import RING, SYSTEMS
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.comparing import Measured, Pair
 from benchmarks.testbed.markdown import NONE, Values, number, share, spread, table, verdict
 from benchmarks.testbed.run_ends import RING_ITERATIONS

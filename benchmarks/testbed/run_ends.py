@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TypedDict
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import RING, Cell, System
+from benchmarks.testbed.catalogue import RING, System
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.spec import CellResult
 
 __all__ = ["RING_ITERATIONS", "End", "at", "end_of", "expected_s"]

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.testbed.catalogue import SYSTEMS, Cell, System
+from benchmarks.testbed.catalogue import SYSTEMS, System
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupCost, BackupKind
 from mlfabric.errors import UsageError

@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import ACCURACY_CELLS, CELLS, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import ACCURACY_CELLS, CELLS, Cell
 from benchmarks.testbed.comparing import Measured, Pair, estimate
 from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio

@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks.paper import choose
 from benchmarks.testbed.campaign import Campaign, Choice
-from benchmarks.testbed.catalogue import CELLS, FOUR_CELL, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
 from benchmarks.testbed.cell import plan_of
+from benchmarks.testbed.cells import CELLS, FOUR_CELL, Cell
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.runs import Backup, BackupKind
 from benchmarks.testbed.tuning import Effort, Setting

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.testbed import reference, summary
-from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import CELLS, Cell
 from benchmarks.testbed.comparing import Measured, estimate
 from benchmarks.testbed.report import markdown, verdicts
 from benchmarks.testbed.summary import row_values

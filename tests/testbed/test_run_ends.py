@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.testbed.catalogue import EVEN_CELL, FOUR_CELL, SYSTEMS, cell_named
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import EVEN_CELL, FOUR_CELL, cell_named
 from benchmarks.testbed.run_ends import end_of
 from benchmarks.testbed.runs import Goal
 from tests.testbed.made_up import SPEC, result_for
