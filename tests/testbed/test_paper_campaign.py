@@ -237,7 +237,7 @@ def test_accuracies_are_compared_with_more_seeds_in_three_cells():
 def test_about_how_long_a_run_lasts_is_known_by_the_rings_measured_beforehand():
     choice = choose(**CHOSEN)
 
-    assert choice.duration_of(Cell(compute="C2", network="N3"), SYSTEMS["ring"]) == pytest.approx(36 * 1.91)
+    assert choice.duration_of(Cell(compute="C2", network="N3"), SYSTEMS["ring"]) == pytest.approx(46 * 1.91)
     assert choice.duration_of(Cell(compute="C1", network="N1"), SYSTEMS["lda-ring"]) == pytest.approx(80 * 0.51)
     assert choice.duration_of(FOUR_CELL, SYSTEMS["elastic"]) == 180.0 / choice.dilation
 
