@@ -171,7 +171,7 @@ def found_by(campaign: Campaign, measured: Measured) -> dict[str, Any]:
         "git_revisions": sorted({result.machine.git_revision for result in measured.all}),
         "rows": row_values(measured, choice.target),
         "tuning": {name: tuning.as_json() for name, tuning in campaign.tunings.items()},
-        "runs": [_run_values(result, choice.target, measured) for result in measured.all],
+        "runs": [_run_values(result, choice.targets, measured) for result in measured.all],
         "failed": campaign.failed,
     }
 
@@ -187,7 +187,7 @@ def write_report(folder: Path, found: dict[str, Any], measured: Measured) -> Non
     (folder / "report.md").write_text(markdown(found, (ACCURACY, RATIOS)), encoding="utf-8")
 
 
-def _run_values(result: CellResult, target: float, measured: Measured) -> dict[str, Any]:
+def _run_values(result: CellResult, targets: Sequence[float], measured: Measured) -> dict[str, Any]:
     """Return what the table shows of one run; its file has the rest."""
     spec, machine = result.spec, result.machine
     return {
@@ -207,8 +207,10 @@ def _run_values(result: CellResult, target: float, measured: Measured) -> dict[s
         "seconds_per_iteration": result.seconds_per_iteration,
         "seconds_per_iteration_of_twin": measured.predicted.get(spec.file_name),
         "gradients_per_second": result.gradients_per_second,
-        "seconds_to_target": result.curve.time_to(target),
-        "gradients_to_target": result.curve.gradients_to(target),
+        "rounds_per_second": result.rounds / result.elapsed_s,
+        "gradients_by_worker": result.commits.by_worker(spec.workers),
+        "seconds_to": {f"{target:g}": result.curve.time_to(target) for target in targets},
+        "gradients_to": {f"{target:g}": result.curve.gradients_to(target) for target in targets},
         "accuracy_at_end": result.curve.at_end(),
         "dropped_share": result.dropped_share,
         "cpu_used_share": machine.cpu_used_share,

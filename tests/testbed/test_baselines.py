@@ -19,6 +19,7 @@ from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import (
     NS_PER_S,
     Consistency,
+    Goal,
     Place,
     RunPlan,
     ServerLog,
@@ -133,6 +134,15 @@ def test_workers_end_after_the_same_step_when_the_time_is_over(system: Any, free
     # A worker may look at the clock before it notes the time; they go on only if all of them found time left.
     earliest_ns = np.min([log.computed_ns[:-1] - log.began_ns for log in logs], axis=0)
     assert (earliest_ns < plan.duration_s * NS_PER_S).all(), "a step that finds the time over is the last"
+
+
+@pytest.mark.parametrize("system", [ring, ring_overlap], ids=["ring", "ring_overlap"])
+def test_a_ring_ends_for_all_workers_when_one_finds_the_goal_reached(system: Any, free_port: int):
+    plan = replace(PLAN, max_steps=None, goal=Goal(least_steps=3, accuracy=0.01))
+    logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
+
+    assert [len(log.ended_ns) for log in logs] == [3] * WORKERS
+    assert [snapshot.updates for snapshot in logs[0].snapshots] == [0, 1, 2, 3]
 
 
 def test_a_ring_of_the_best_changes_its_members_with_the_weather_and_trains_as_one_process_would(free_port: int):
