@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,25 @@ def test_every_system_runs_with_every_seed_in_every_cell_that_it_is_measured_in(
         ("C2-N2", "ring", 1),
         ("C2-N2", "tree", 1),
     ]
+
+
+@needs_digits
+def test_all_systems_train_as_long_as_the_ring_of_their_seed_did(tmp_path: Path):
+    runs = _Runs()
+    choice = replace(_choice(systems=("ring", "synchronous", "ps-sync")), duration_s=None)
+    campaign = _campaign(tmp_path, runs, choice)
+    campaign.run()
+
+    ring_s = 2 * campaign.results[0].elapsed_s
+    assert [(spec.system, spec.least_steps, spec.accuracy) for spec in runs.specs[:3]] == [
+        ("ring", 36, 0.92),
+        ("synchronous", 0, 0.92),
+        ("ps-sync", 0, 0.0),
+    ]
+    assert runs.specs[1].least_s == runs.specs[2].duration_s == pytest.approx(ring_s)
+    again = _Runs()
+    _campaign(tmp_path, again, choice).run()
+    assert again.specs == [], "what is kept is found again by the same ring's time"
 
 
 @needs_digits
