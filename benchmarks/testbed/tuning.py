@@ -219,14 +219,19 @@ def _asynchronous(
 def _in_rounds(
     workload: Workload, setting: Setting, commits: Commits, workers: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the same at the start and after every round; the second half of the rounds again and again."""
-    weights, taken = workload.initial(), 0
+    """Yield the same at the start and after every round, but for small rounds that follow each other closely.
+
+    The second half of the rounds comes again and again.
+    """
+    weights, taken, yielded = workload.initial(), 0, -workers
     models = deque([weights], maxlen=max(commits.delays) + 1)
     velocity = np.zeros_like(weights)
     steps = [0] * workers
     rounds = commits.by_round()
     for members in chain(rounds, cycle(rounds[len(rounds) // 2 :])):
-        yield taken, models[-1]
+        if taken - yielded >= workers // 2:
+            yield taken, models[-1]
+            yielded = taken
         gradients = []
         for worker, delay in members:
             read = models[-1 - min(delay, len(models) - 1)]
