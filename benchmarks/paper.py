@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.intervals import MOST_VALUES
 from benchmarks.testbed import reference
 from benchmarks.testbed.campaign import Campaign, Choice
-from benchmarks.testbed.catalogue import CELLS, SYSTEMS, cell_named, system_named
+from benchmarks.testbed.catalogue import SYSTEMS, system_named
+from benchmarks.testbed.cells import ALL_CELLS, cell_named
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.figures import ACCURACY, RATIOS, draw_accuracy, draw_ratios
 from benchmarks.testbed.hosts import testbed
@@ -87,10 +88,10 @@ def choose(
     """Return what is to be measured.
 
     Args:
-        cells, systems: names with commas between; empty for all.
+        cells, systems: names with commas between; empty for all. Each system is measured in its own of these cells.
         seeds: how many of each; 1 to 10.
         accuracy_seeds: how many where accuracies are compared; None for 5, or as many as ``seeds`` if that is below 3.
-        duration_s: of each run, undilated; None for as long as the ring needs to meet the target.
+        duration_s: of each run, undilated; None for as long as the ring needs, see ``run_ends``.
         dilation: by how much all time constants are stretched; 1 or more.
         workers: 2 to 200; None for the paper's.
         target: accuracy to be reached; between 0 and 1.
@@ -113,7 +114,7 @@ def choose(
     ):
         if not good:
             raise UsageError(f"{given}; allowed: {allowed}")
-    chosen_cells = tuple(cell_named(name) for name in cells.split(",")) if cells else CELLS
+    chosen_cells = tuple(cell_named(name) for name in cells.split(",")) if cells else ALL_CELLS
     chosen_systems = tuple(system_named(name) for name in systems.split(",")) if systems else tuple(SYSTEMS.values())
     if not quick:
         return Choice(
@@ -159,6 +160,7 @@ def found_by(campaign: Campaign, measured: Measured) -> dict[str, Any]:
             "batch_size": choice.batch_size,
             "wire_s": choice.wire_s,
             "target": choice.target,
+            "targets": list(choice.targets),
             "server_weather": choice.server_weather,
             "seeds": len(choice.seeds),
             "accuracy_seeds": len(choice.accuracy_seeds),
@@ -169,7 +171,7 @@ def found_by(campaign: Campaign, measured: Measured) -> dict[str, Any]:
         "git_revisions": sorted({result.machine.git_revision for result in measured.all}),
         "rows": row_values(measured, choice.target),
         "tuning": {name: tuning.as_json() for name, tuning in campaign.tunings.items()},
-        "runs": [_run_values(result, choice.target, measured) for result in measured.all],
+        "runs": [_run_values(result, choice.targets, measured) for result in measured.all],
         "failed": campaign.failed,
     }
 
@@ -185,7 +187,7 @@ def write_report(folder: Path, found: dict[str, Any], measured: Measured) -> Non
     (folder / "report.md").write_text(markdown(found, (ACCURACY, RATIOS)), encoding="utf-8")
 
 
-def _run_values(result: CellResult, target: float, measured: Measured) -> dict[str, Any]:
+def _run_values(result: CellResult, targets: Sequence[float], measured: Measured) -> dict[str, Any]:
     """Return what the table shows of one run; its file has the rest."""
     spec, machine = result.spec, result.machine
     return {
@@ -205,8 +207,10 @@ def _run_values(result: CellResult, target: float, measured: Measured) -> dict[s
         "seconds_per_iteration": result.seconds_per_iteration,
         "seconds_per_iteration_of_twin": measured.predicted.get(spec.file_name),
         "gradients_per_second": result.gradients_per_second,
-        "seconds_to_target": result.curve.time_to(target),
-        "gradients_to_target": result.curve.gradients_to(target),
+        "rounds_per_second": result.rounds / result.elapsed_s,
+        "gradients_by_worker": result.commits.by_worker(spec.workers),
+        "seconds_to": {f"{target:g}": result.curve.time_to(target) for target in targets},
+        "gradients_to": {f"{target:g}": result.curve.gradients_to(target) for target in targets},
         "accuracy_at_end": result.curve.at_end(),
         "dropped_share": result.dropped_share,
         "cpu_used_share": machine.cpu_used_share,

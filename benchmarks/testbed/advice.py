@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from benchmarks.testbed.catalogue import Cell
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.runs import BASE_COMPUTE_S, worker_name
 from mlfabric.twin.advise import advise
 from mlfabric.twin.cluster import Cluster, Compute, Host

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import ACCURACY_CELLS, ACCURACY_SYSTEMS, SYSTEMS, Bound, Cell, System
+from benchmarks.testbed.catalogue import ACCURACY_SYSTEMS, RING, SYSTEMS, Bound, System
 from benchmarks.testbed.cell import run_cell
+from benchmarks.testbed.cells import ACCURACY_CELLS, Cell
 from benchmarks.testbed.results import Results
+from benchmarks.testbed.run_ends import End, at, end_of, expected_s
 from benchmarks.testbed.runs import Consistency
 from benchmarks.testbed.spec import FORMAT, CellResult, CellSpec, Commits
 from benchmarks.testbed.tuning import FULL, Effort, Setting, Tuning, search
@@ -24,11 +26,6 @@ from mlfabric.errors import FabricError
 
 __all__ = ["Campaign", "Choice"]
 
-LEAST_DURATION_S = 60.0
-RING_ITERATIONS = 36
-"""A run lasts as long as the ring takes for so many, if that is longer: a third more than it needs to its target."""
-LDA_ITERATIONS = 80
-"""The same where topics are found: what comes later is little."""
 PROBE_S = 20.0
 PROBE_CELL = Cell(compute="C2", network="N2")
 PROBE_SEED = 1000
@@ -44,9 +41,9 @@ class Choice:
     Args:
         seeds: of each system in each cell.
         accuracy_seeds: the same for the systems of ``ACCURACY_SYSTEMS`` in the cells of ``ACCURACY_CELLS``.
-        duration_s: of each run, undilated; None for one that the ring needs to meet its target with room to spare.
+        duration_s: of each run, undilated; None for as long as the ring needs, see ``run_ends``.
         dilation: to begin with; most_dilation: how far it is raised where runs do not count.
-        target: accuracy to be reached, 0 to 1.
+        target: accuracy to be reached, 0 to 1; see also ``targets``.
         effort: how much is tried to tune each system.
         probe_cell: in which delays for tuning are recorded.
         server_weather: whether the rates of servers' links change too.
@@ -71,13 +68,14 @@ class Choice:
     wire_s: float = 0.08
     server_weather: bool = False
 
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """The accuracies to be reached, ascending: the last one is what runs go on to and rates are tuned for."""
+        return tuple(sorted({self.target, reference.FURTHER_TARGET}))
+
     def duration_of(self, cell: Cell, system: System) -> float:
-        """Return how long a run of a system in a cell trains, undilated."""
-        if self.duration_s is not None:
-            return self.duration_s
-        ring_s = reference.RING_S.get(cell.name, reference.RING_BASE_S)
-        iterations = LDA_ITERATIONS if system.model else RING_ITERATIONS
-        return max(LEAST_DURATION_S / self.dilation, iterations * ring_s)
+        """Return about how long a run of a system in a cell trains, undilated."""
+        return self.duration_s if self.duration_s is not None else expected_s(cell, system, self.dilation)
 
     def runs_in(self, cell: Cell) -> list[tuple[int, System]]:
         """Return seeds and systems of all runs in a cell, in the order in which they are made."""
@@ -159,7 +157,7 @@ class Campaign:
             seed=seed,
             workers=choice.workers,
             dilation=dilation,
-            duration_s=round(choice.duration_of(cell, system) * dilation, 3),
+            **self._end_of(cell, system, seed, dilation),
             learning_rate=setting.learning_rate,
             momentum=setting.momentum,
             delay_bound=self._bound(system, cell),
@@ -171,6 +169,17 @@ class Campaign:
             backup=system.backup.value,
             lead_updates=system.lead_per_worker * choice.workers,
         )
+
+    def _end_of(self, cell: Cell, system: System, seed: int, dilation: float) -> End:
+        if self.choice.duration_s is not None:
+            return at(self.choice.duration_s * dilation)
+        wanted = (RING, cell, seed, dilation)
+        rings = (
+            run
+            for run, spec in ((run, run.spec) for run in self.results)
+            if (spec.system, spec.cell, spec.seed, spec.dilation) == wanted
+        )
+        return end_of(cell, system, next(rings, None), dilation=dilation, accuracy=self.choice.targets[-1])
 
     def _setting_of(self, system: System) -> Setting | None:
         """Return a system's learning rate and momentum; None if the run failed that its tuning needs."""
@@ -211,7 +220,8 @@ class Campaign:
         if found is not None and not found.machine.saturated:
             self.told(f"{self._count()} {name}: there already, {_in_short(found)}")
             return found
-        self.told(f"{self._count()} {name}: {spec.duration_s:g} s at {spec.dilation:g}x; {self._left_text()} left")
+        lasts_s = self.choice.duration_of(spec.cell, spec.entry) * spec.dilation
+        self.told(f"{self._count()} {name}: about {lasts_s:.0f} s at {spec.dilation:g}x; {self._left_text()} left")
         return self._made(spec, name)
 
     def _made(self, spec: CellSpec, name: str) -> CellResult | None:
@@ -260,7 +270,7 @@ class Campaign:
         told = (
             FORMAT,
             choice.workers,
-            choice.target,
+            choice.targets,
             choice.model,
             choice.batch_size,
             choice.wire_s,
@@ -272,12 +282,12 @@ class Campaign:
     def _searched(self, system: System) -> Tuning:
         choice = self.choice
         began = time.monotonic()
-        asynchronous = system.consistency is Consistency.ASYNCHRONOUS
+        is_late = system.consistency is not Consistency.SYNCHRONOUS
         tuning = search(
             WorkloadSpec(model=choice.model, batch_size=choice.batch_size, seed=0),
-            self._recorded(system) if asynchronous else None,
+            self._recorded(system) if is_late else None,
             workers=choice.workers,
-            target=choice.target,
+            targets=choice.targets,
             momentum_at=system.momentum_at,
             effort=choice.effort,
         )
@@ -288,11 +298,11 @@ class Campaign:
         return tuning
 
     def _recorded(self, system: System) -> Commits:
-        """Return in which order and how late a system's gradients take effect, from a short run of it."""
+        """Return from a short run in which order and rounds a system's gradients take effect, and how late."""
         middle = self.choice.effort.grid[len(self.choice.effort.grid) // 2]
         dilation = self.choice.dilation
         spec = self._spec(self.choice.probe_cell, system, PROBE_SEED, dilation, middle)
-        spec = replace(spec, duration_s=self.choice.probe_s * dilation)
+        spec = replace(spec, **at(self.choice.probe_s * dilation))
         found = None if self.choice.afresh else self.kept.find(spec)
         if found is None:
             self.told(f"recording the delays of {system.name} for {spec.duration_s:g} s, to tune it")

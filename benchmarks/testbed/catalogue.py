@@ -1,74 +1,35 @@
-"""What the paper's table compares: its nine cells, and the systems by name, each with where it is and how it is run."""
+"""What the paper's table compares: the systems by name, each with where it is and how it is run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks.testbed.cells import ALL_CELLS, BACKUP_CELL, LAG_CELLS, LDA_CELL, ROUND_CELLS, Cell
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupKind, Consistency
 from mlfabric.errors import UsageError
-from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = [
-    "ACCURACY_CELLS",
     "ACCURACY_SYSTEMS",
-    "BACKUP_CELL",
-    "CELLS",
-    "LAG_CELLS",
-    "LDA_CELL",
+    "BEST_MEMBERS",
+    "RING",
     "SYSTEMS",
     "Bound",
-    "Cell",
     "MomentumAt",
     "System",
-    "cell_named",
     "system_named",
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Cell:
-    """One combination of a compute and a network setting, by their names.
+BEST_MEMBERS = (8, 14, 20)
+"""How many workers take part where the ring shuts out the others: about as many as have fast links in N3, N2 and N1."""
 
-    Raises:
-        UsageError: there is no such setting.
-    """
-
-    compute: str
-    network: str
-
-    def __post_init__(self) -> None:
-        if self.compute not in COMPUTE or self.network not in NETWORK:
-            raise UsageError(
-                f"cell {self.name}; allowed: one of {', '.join(COMPUTE)}, a dash, one of {', '.join(NETWORK)}, as C1-N2"
-            )
-
-    @property
-    def name(self) -> str:
-        """As the paper writes it: C1-N2."""
-        return f"{self.compute}-{self.network}"
-
-
-CELLS = tuple(
-    Cell(compute=compute, network=network) for compute in ("C1", "C2", "C3") for network in ("N1", "N2", "N3")
-)
-"""The paper's nine, in the order in which its tables give them: by compute setting, then by network."""
-
-ACCURACY_CELLS = ("C1-N1", "C2-N2", "C3-N3")
-"""Where accuracies are compared: every setting once, with more seeds than times need."""
-
-LDA_CELL = "C1-N1"
-"""Where topics are found, as in the paper."""
-
-BACKUP_CELL = "C1-N1"
-"""Where backups of the server are compared."""
-
-LAG_CELLS = ("C1-N2", "C2-N2", "C3-N2")
-"""Where the monitor's reports come late."""
+RING = "ring"
+"""The system that all others are compared with."""
 
 
 class MomentumAt(Enum):
@@ -97,11 +58,14 @@ class System:
         tuned_as: name of the system whose learning rate and momentum it takes: its own, or one that makes the very same
             steps on another network path; "" where there is nothing to tune.
         momentum_at: who keeps its velocity.
-        cells: in which it is measured; none for all.
+        cells: in which it is measured; none for all but those whose data are sliced.
         report_every_s: how often the fabric's monitor reports, undilated.
         backup: how the fabric's model outlives its server.
         lead_per_worker: how many updates a crash of the server may cost then, over the number of workers.
         model: what is trained instead of the table's; "" for that.
+        goes_on: whether a run goes on after the ring's time until its model has the target accuracy.
+        members: how many workers take part at a time; 0 for all.
+        wrapped: arguments of ``mlfabric.wrap``, by which it trains; empty for all that train in another way.
     """
 
     name: str
@@ -116,6 +80,9 @@ class System:
     backup: BackupKind = BackupKind.NONE
     lead_per_worker: int = 0
     model: str = ""
+    goes_on: bool = False
+    members: int = 0
+    wrapped: Mapping[str, object] = field(default_factory=dict)
 
     def load(self) -> Any:
         """Import its module."""
@@ -123,13 +90,21 @@ class System:
 
     def is_measured_in(self, cell: Cell) -> bool:
         """Tell whether the table has it in a cell."""
-        return not self.cells or cell.name in self.cells
+        return cell.name in self.cells if self.cells else not cell.is_sliced
 
 
 def _systems() -> Mapping[str, System]:
     synchronous, asynchronous = Consistency.SYNCHRONOUS, Consistency.ASYNCHRONOUS
     rows = (
-        System(name="ring", label="ring all-reduce", module="ring", consistency=synchronous, tuned_as="ring"),
+        System(
+            name=RING,
+            label="ring all-reduce",
+            module="ring",
+            consistency=synchronous,
+            tuned_as=RING,
+            cells=tuple(cell.name for cell in ALL_CELLS),
+            goes_on=True,
+        ),
         System(
             name="tree",
             label="static tree",
@@ -188,11 +163,35 @@ def _systems() -> Mapping[str, System]:
             cells=LAG_CELLS,
             report_every_s=10 * REPORT_EVERY_S,
         ),
+        *_in_rounds(),
         *_overlapping(),
         *_with_backups(),
         *_finding_topics(),
     )
     return MappingProxyType({system.name: system for system in rows})
+
+
+def _in_rounds() -> tuple[System, ...]:
+    """Return the systems without a server, whose workers step by themselves, each round along one mean."""
+
+    def one(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wrapped: object) -> System:
+        return System(
+            name=name,
+            label=label,
+            module="rounds",
+            consistency=Consistency.ROUNDS,
+            tuned_as=tuned_as,
+            cells=cells,
+            goes_on=True,
+            wrapped=wrapped,
+        )
+
+    everywhere = tuple(cell.name for cell in ALL_CELLS)
+    return (
+        one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, mode="all-reduce"),
+        one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, mode="elastic", tau_max=2),
+        one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, mode="partial", quorum="majority"),
+    )
 
 
 def _overlapping() -> tuple[System, ...]:
@@ -204,6 +203,20 @@ def _overlapping() -> tuple[System, ...]:
             module="ring_overlap",
             consistency=Consistency.SYNCHRONOUS,
             tuned_as="ring",
+            goes_on=True,
+        ),
+        *(
+            System(
+                name=f"ring-best-{members}",
+                label=f"ring of the best {members} workers, overlapped, links known beforehand",
+                module="ring_best",
+                consistency=Consistency.ROUNDS,
+                tuned_as=f"ring-best-{members}",
+                cells=ROUND_CELLS,
+                goes_on=True,
+                members=members,
+            )
+            for members in BEST_MEMBERS
         ),
         System(
             name="fabric-sync-overlap",
@@ -284,16 +297,6 @@ SYSTEMS = _systems()
 
 ACCURACY_SYSTEMS = ("ring", "fabric-async", "fabric-advised")
 """Those whose accuracies are compared with more seeds."""
-
-
-def cell_named(text: str) -> Cell:
-    """Read a cell's name, as C1-N2.
-
-    Raises:
-        UsageError: it is not of that form, or there is no such setting.
-    """
-    compute, _, network = text.strip().partition("-")
-    return Cell(compute=compute, network=network)
 
 
 def system_named(text: str) -> System:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from benchmarks.testbed.cpu import CpuMeter, saturated_share, used_share
 from benchmarks.testbed.forwarding import by_rate
 from benchmarks.testbed.hosts import Host, Testbed, testbed
 from benchmarks.testbed.judging import curve_of
 from benchmarks.testbed.logs import RunLogs
+from benchmarks.testbed.networks import FOUR, NETWORKS
 from benchmarks.testbed.processes import Child, ChildError, Launcher
 from benchmarks.testbed.provenance import git_revision
-from benchmarks.testbed.runs import Backup, BackupKind, Consistency, Place, RunPlan, worker_name
+from benchmarks.testbed.runs import Backup, BackupKind, Goal, Place, RunPlan, worker_name
 from benchmarks.testbed.spec import CellResult, CellSpec, Machine
 from benchmarks.testbed.weather import Weather
-from benchmarks.testbed.workload import Workload, WorkloadSpec
+from benchmarks.testbed.workload import Classifier, Workload, WorkloadSpec
 from mlfabric.errors import FabricError
-from mlfabric.twin.settings import COMPUTE, NETWORK
+from mlfabric.twin.settings import COMPUTE
 
 __all__ = ["plan_of", "result_of", "run_cell", "spared_in"]
 
@@ -59,7 +63,13 @@ def run_cell(spec: CellSpec) -> CellResult:
 
 def workload_of(spec: CellSpec) -> WorkloadSpec:
     """Return what is trained."""
-    return WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=spec.seed, workers=spec.workers)
+    return WorkloadSpec(
+        model=spec.model,
+        batch_size=spec.batch_size,
+        seed=spec.seed,
+        workers=spec.workers,
+        sliced=spec.cell.is_sliced,
+    )
 
 
 def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
@@ -74,34 +84,51 @@ def plan_of(spec: CellSpec, link_bps: int) -> RunPlan:
         learning_rate=spec.learning_rate,
         momentum=spec.momentum,
         duration_s=spec.duration_s,
+        goal=_goal_of(spec),
         delay_bound=spec.delay_bound,
         report_every_s=spec.report_every_s,
         backup=Backup(kind=BackupKind(spec.backup), lead_updates=spec.lead_updates),
+        wrapped=spec.entry.wrapped,
+        members=min(spec.entry.members, spec.workers),
     )
+
+
+def _goal_of(spec: CellSpec) -> Goal | None:
+    if not spec.accuracy:
+        return None
+    return Goal(least_s=spec.least_s, least_steps=spec.least_steps, accuracy=spec.accuracy)
 
 
 def result_of(spec: CellSpec, logs: RunLogs, workload: Workload, machine: Machine) -> CellResult:
     """Put together what a run's logs say; snapshots are evaluated here."""
     commits = logs.commits()
     elapsed_s = (logs.ended_ns - logs.began_ns) / 1e9 / spec.dilation
-    synchronous = spec.entry.consistency is Consistency.SYNCHRONOUS
+    judged = partial(
+        curve_of,
+        logs.snapshots,
+        began_ns=logs.began_ns,
+        dilation=spec.dilation,
+        gradients_after=logs.gradients_after(spec),
+    )
     return CellResult(
         spec=spec,
         seconds_per_iteration=elapsed_s * spec.workers / len(commits.workers),
         gradients_per_second=len(commits.workers) / elapsed_s,
         compute_s=logs.compute_s(spec),
         dropped_by_worker=tuple(log.dropped for log in logs.workers),
-        curve=curve_of(
-            logs.snapshots,
-            workload.accuracy,
-            began_ns=logs.began_ns,
-            dilation=spec.dilation,
-            gradients_per_update=spec.workers if synchronous else 1,
-        ),
+        curve=judged(workload.accuracy),
+        slow_curve=judged(_accuracy_on_slow_classes(workload)) if spec.cell.is_sliced else None,
         commits=commits,
         machine=machine,
         backup=logs.backup(),
     )
+
+
+def _accuracy_on_slow_classes(workload: Workload) -> Callable[[np.ndarray], float]:
+    """Return what judges a model by the classes of which slow hosts have most of the images."""
+    assert isinstance(workload, Classifier), "only images are sliced by their classes"
+    slow = [rank for rank in range(workload.spec.workers) if worker_name(rank) in FOUR.names]
+    return partial(workload.accuracy_on, workload.classes_of(slow))
 
 
 def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter, Weather]:
@@ -118,13 +145,14 @@ def _train(spec: CellSpec, plan: RunPlan) -> tuple[RunLogs, CpuMeter, Weather]:
         weather = stack.enter_context(
             Weather(
                 made,
-                NETWORK[spec.network],
+                NETWORKS[spec.network],
                 seed=spec.seed,
                 link_bps=plan.link_bps,
                 dilation=spec.dilation,
                 spared=spared_in(spec, services.keys()),
             )
         )
+        plan = replace(plan, forecast=weather.forecast)
         meter = stack.enter_context(CpuMeter())
         children = {
             host.name: launcher.start(

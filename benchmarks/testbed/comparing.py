@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.intervals import interval_95
-from benchmarks.testbed.catalogue import Cell
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.spec import CellResult
 
 __all__ = ["Estimate", "Measured", "Pair", "estimate"]

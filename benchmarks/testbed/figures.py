@@ -6,7 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.testbed.catalogue import SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.judging import isotonic
 from mlfabric.errors import UsageError
@@ -22,6 +23,8 @@ _COLOURS = {
     "tree": "#b5a642",
     "ps-sync": "#cc79a7",
     "ps-async": "#e69f00",
+    "synchronous": "#d55e00",
+    "elastic": "#000000",
     "fabric-sync": "#56b4e9",
     "fabric-async": "#0072b2",
     "fabric-advised": "#009e73",

@@ -1,11 +1,12 @@
-"""The report's parts about aggregators behind slow links, late reports, topics, backups, overlap and the twin."""
+"""The report's parts about slow aggregators, late reports, topics, backups, rounds, overlap and the twin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks.testbed import overlap_row, twin_row
-from benchmarks.testbed.catalogue import BACKUP_CELL, LDA_CELL, SYSTEMS
+from benchmarks.testbed import overlap_row, rounds_row, twin_row
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import BACKUP_CELL, LDA_CELL
 from benchmarks.testbed.markdown import NONE, Values, interval, number, share, table, verdict
 
 __all__ = ["TITLES", "WRITERS", "verdicts"]
@@ -15,6 +16,7 @@ TITLES = {
     "reporting_lag": "Reporting lag of 2 s instead of 0.2 s, N2: longer per iteration",
     "topics": f"LDA, {LDA_CELL}: time to the same log-likelihood",
     "backups": f"Replication, {BACKUP_CELL}: bytes against strict; time added by a chain; by checkpoints",
+    "rounds": rounds_row.TITLE,
     "overlap": overlap_row.TITLE,
     "twin": twin_row.TITLE,
 }
@@ -27,6 +29,7 @@ def verdicts(rows: Values) -> Iterator[tuple[str, str, str, str]]:
         ("reporting_lag", share(rows["reporting_lag"]["longer"]), share(rows["reporting_lag"]["paper"])),
         ("topics", _topics_in_short(rows["topics"]), _topics_of_paper(rows["topics"])),
         ("backups", _backups_in_short(rows["backups"]), _backups_of_paper(rows["backups"])),
+        ("rounds", rounds_row.shown_in_short(rows["rounds"]), NONE),
         ("overlap", overlap_row.shown_in_short(rows["overlap"]), NONE),
         ("twin", twin_row.shown_in_short(rows["twin"]), NONE),
     ):
@@ -150,6 +153,7 @@ WRITERS: Mapping[str, Callable[[Values], str]] = {
     "reporting_lag": _reporting_lag,
     "topics": _topics,
     "backups": _backups,
+    "rounds": rounds_row.shown,
     "overlap": overlap_row.shown,
     "twin": twin_row.shown,
 }

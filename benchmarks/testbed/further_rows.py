@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import BACKUP_CELL, LAG_CELLS, LDA_CELL, SYSTEMS, cell_named
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import BACKUP_CELL, LAG_CELLS, LDA_CELL, cell_named
 from benchmarks.testbed.comparing import Estimate, Measured, Pair, estimate
 from benchmarks.testbed.judging import isotonic
 from benchmarks.testbed.runs import BackupKind

@@ -62,7 +62,7 @@ def curve_of(
     *,
     began_ns: int,
     dilation: float,
-    gradients_per_update: int,
+    gradients_after: Callable[[int], int],
 ) -> Curve:
     """Evaluate snapshots.
 
@@ -70,11 +70,11 @@ def curve_of(
         accuracy: of a flat model.
         began_ns: when time starts to count.
         dilation: by which times are divided.
-        gradients_per_update: as many as there are workers in synchronous runs, else 1.
+        gradients_after: how many gradients are in the model after so many of its steps.
     """
     return Curve(
         time_s=tuple(max(0.0, (s.time_ns - began_ns) / NS_PER_S / dilation) for s in snapshots),
-        gradients=tuple(s.updates * gradients_per_update for s in snapshots),
+        gradients=tuple(gradients_after(s.updates) for s in snapshots),
         accuracy=tuple(accuracy(s.weights) for s in snapshots),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ class RunLogs:
 
     @property
     def snapshots(self) -> Sequence[Snapshot]:
-        """The model over time, from whoever kept it.
+        """The model over time, from whoever kept it: each of its steps once, when the first worker had it.
 
         Raises:
             UnavailableError: nobody did.
@@ -64,21 +64,39 @@ class RunLogs:
         kept = [log.snapshots for log in self._all if log.snapshots]
         if not kept:
             raise UnavailableError("no process of the run kept a snapshot of the model")
-        return sorted((s for row in kept for s in row), key=lambda s: (s.time_ns, s.updates))
+        newest, found = -1, []
+        for snapshot in sorted((s for row in kept for s in row), key=lambda s: (s.time_ns, s.updates)):
+            if snapshot.updates > newest:
+                newest = snapshot.updates
+                found.append(snapshot)
+        return found
 
     def commits(self) -> Commits:
         """Return what the model took, in order."""
         applied_ns, workers, delays = self._applied()
+        rounds = np.concatenate([log.rounds for log in self.workers])
         order = np.argsort(applied_ns, kind="stable")
         return Commits(
             workers=tuple(int(w) for w in workers[order]),
             delays=tuple(int(d) for d in delays[order]),
+            rounds=tuple(int(n) for n in rounds[order]) if rounds.size else (),
         )
+
+    def gradients_after(self, spec: CellSpec) -> Callable[[int], int]:
+        """Return what tells how many gradients are in the model after so many of its steps."""
+        match spec.entry.consistency:
+            case Consistency.SYNCHRONOUS:
+                return lambda updates: updates * spec.workers
+            case Consistency.ASYNCHRONOUS:
+                return lambda updates: updates
+            case Consistency.ROUNDS:
+                numbers = np.sort(np.concatenate([log.rounds for log in self.workers]))
+                return lambda updates: int(np.searchsorted(numbers, updates, side="right"))
 
     def compute_s(self, spec: CellSpec) -> float:
         """Return the undilated time per iteration that goes into computation: see ``CellResult``."""
         spans = [(log.computed_ns - log.started_ns) / NS_PER_S / spec.dilation for log in self.workers]
-        if spec.entry.consistency is Consistency.ASYNCHRONOUS:
+        if spec.entry.consistency is not Consistency.SYNCHRONOUS:
             return float(np.concatenate(spans).mean())
         steps = min(len(span) for span in spans)
         return float(np.max([span[:steps] for span in spans], axis=0).mean())

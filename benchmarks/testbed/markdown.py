@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NONE", "Values", "interval", "number", "points", "share", "table", "verdict"]
+__all__ = ["NONE", "Values", "interval", "number", "points", "share", "spread", "table", "verdict"]
 
 Values = Mapping[str, Any]
 NONE = "-"
@@ -28,6 +28,17 @@ def interval(value: Values | None, *, as_share: bool = False) -> str:
     if value["ci95_low"] is None:
         return text(value["mean"])
     return f"{text(value['mean'])} ({text(value['ci95_low'])} to {text(value['ci95_high'])})"
+
+
+def spread(value: Values | None, *, as_points: bool = False) -> str:
+    """Return a mean and the range of the values that it is of, if it is of several."""
+    if value is None:
+        return NONE
+    mean, low, high = (
+        f"{one * 100:+.2f}" if as_points else number(one)
+        for one in (value["mean"], min(value["pairs"]), max(value["pairs"]))
+    )
+    return f"{mean} ({low} to {high})" if len(value["pairs"]) > 1 else mean
 
 
 def points(value: Values | None) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.testbed.catalogue import SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.comparing import Estimate, Measured, Pair
 from benchmarks.testbed.markdown import NONE, Values, interval, number, table, verdict
 from benchmarks.testbed.verdicts import Verdict, all_known, by_rate, by_target, estimated, mean_of, over_seeds

@@ -104,7 +104,8 @@ def predictions(results: Iterable[CellResult], kept: Results, told: Callable[[st
         told: is given a line of text for every prediction that is made.
     """
     found: dict[str, float] = {}
-    for spec in (result.spec for result in results if result.spec.system in WAYS and not result.machine.saturated):
+    known = (r.spec for r in results if r.spec.system in WAYS and r.spec.network in NETWORK and not r.machine.saturated)
+    for spec in known:
         file, code = f"twin-{spec.file_name}", _code()
         values = kept.read(file)
         if values is None or values.get("code") != code:

@@ -33,6 +33,7 @@ def markdown(found: Values, figures: Sequence[str]) -> str:
     parts = [_head(found), _overview(rows)]
     parts += [f"## {TITLES[name]}\n\n{writer(rows[name])}" for name, writer in _WRITERS.items()]
     parts += [f"![{name}]({name})" for name in figures]
+    parts.append(_tunings(found["tuning"]))
     parts.append(_runs(found["runs"]))
     return "\n\n".join(parts) + "\n"
 
@@ -213,6 +214,34 @@ _WRITERS = {
     **further_report.WRITERS,
     "speed": _speed,
 }
+
+
+def _tunings(tunings: Values) -> str:
+    """Return which learning rate and momentum each search has found, and how much it tried."""
+    columns = ("tuned", "learning rate", "momentum", "gradients to the targets", "settings tried", "rates tried")
+    rows = (
+        (
+            SYSTEMS[name].label,
+            f"{found['best']['learning_rate']:g}",
+            f"{found['best']['momentum']:g}",
+            _needed(found),
+            str(len(found["tried"])),
+            ", ".join(f"{rate:g}" for rate in sorted({tried["setting"]["learning_rate"] for tried in found["tried"]})),
+        )
+        for name, found in tunings.items()
+    )
+    return (
+        f"## Tuning\n\n{table(columns, rows)}\n\nThe same search for all: each setting of one grid trains in one "
+        "process, from the same seeds, with the order, the rounds and the delays of a short run of its system in "
+        "C2-N2. The best setting needs the fewest gradients to the last target."
+    )
+
+
+def _needed(tuning: Values) -> str:
+    """Return how many gradients the best setting needed to each target."""
+    best = next(tried for tried in tuning["tried"] if tried["setting"] == tuning["best"])
+    pairs = zip(tuning["targets"], best["gradients"], strict=True)
+    return ", ".join(f"{target * 100:g} %: {NONE if n is None else f'{n:.0f}'}" for target, n in pairs)
 
 
 def _runs(runs: Sequence[Values]) -> str:

@@ -10,13 +10,13 @@ All times are of CLOCK_MONOTONIC, which network namespaces of one computer have 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
+from benchmarks.testbed.networks import Forecast
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import UsageError
 from mlfabric.twin.settings import ComputeSetting
@@ -30,13 +30,12 @@ __all__ = [
     "BackupKind",
     "Consistency",
     "Forwarded",
+    "Goal",
     "Place",
     "RunPlan",
     "ServerLog",
     "Service",
     "Snapshot",
-    "SnapshotKeeper",
-    "StepRecorder",
     "Worker",
     "WorkerLog",
     "worker_name",
@@ -46,14 +45,14 @@ NS_PER_S = 1_000_000_000
 BASE_COMPUTE_S = 0.1
 REPORT_EVERY_S = 0.2
 """How often the fabric's monitor tells the scheduler what links carry, undilated: the paper's reporting lag."""
-SNAPSHOT_EVERY_NS = NS_PER_S
 
 
 class Consistency(Enum):
-    """When a worker's gradient takes effect."""
+    """When a worker's gradient takes effect: in a step of all workers, of its own, or of those in its round."""
 
     SYNCHRONOUS = "synchronous"
     ASYNCHRONOUS = "asynchronous"
+    ROUNDS = "rounds"
 
 
 class BackupKind(Enum):
@@ -122,6 +121,25 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """When a run may end before its time is over: once all of this is so.
+
+    Args:
+        least_s: how long it has trained, dilated.
+        least_steps: how many steps the worker has done that asks.
+        accuracy: of the model on test images, 0 to 1.
+    """
+
+    least_s: float = 0.0
+    least_steps: int = 0
+    accuracy: float = 0.0
+
+    def is_reached(self, trained_s: float, steps: int, accuracy: Callable[[], float]) -> bool:
+        """Tell whether the run may end; the accuracy is asked for only once everything else is so."""
+        return trained_s >= self.least_s and steps >= self.least_steps and accuracy() >= self.accuracy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """What every process of a run is told.
 
@@ -133,13 +151,17 @@ class RunPlan:
         consistency: of systems that know more than one.
         learning_rate: of a synchronous step, which is along the mean of all workers' gradients, > 0.
         momentum: 0 to below 1.
-        duration_s: how long to train, counted from when all processes are ready, > 0.
+        duration_s: how long to train at most, counted from when all processes are ready, > 0.
+        goal: which ends the run earlier, at systems in which a worker has the model; None for no such end.
         max_steps: end earlier, once a worker has done so many; None for no such end.
         base_compute_s: time of an undilated step that is not slow, >= 0.
         delay_bound: of an asynchronous run, in updates, where the system has one; None for none.
         link_bps: full rate of every link in bit/s, as its users know it, > 0.
         report_every_s: how often the fabric's monitor reports what links carry, undilated, > 0.
         backup: of the fabric's server.
+        wrapped: arguments of ``mlfabric.wrap``, for systems that train with it.
+        members: how many workers take part at a time, of systems that shut some out; 0 for all.
+        forecast: what links will carry, for systems that are told; None as long as no weather has begun.
     """
 
     workload: WorkloadSpec
@@ -150,12 +172,16 @@ class RunPlan:
     learning_rate: float
     momentum: float
     duration_s: float
+    goal: Goal | None = None
     max_steps: int | None = None
     base_compute_s: float = BASE_COMPUTE_S
     delay_bound: int | None = None
     link_bps: int = 10**10
     report_every_s: float = REPORT_EVERY_S
     backup: Backup = field(default_factory=Backup)
+    wrapped: Mapping[str, object] = field(default_factory=dict)
+    members: int = 0
+    forecast: Forecast | None = None
 
     def __post_init__(self) -> None:
         for given, good, allowed in (
@@ -178,10 +204,16 @@ class RunPlan:
         """
         return self.learning_rate / (workers if self.consistency is Consistency.ASYNCHRONOUS else 1)
 
-    def is_over(self, began_ns: int, now_ns: int, steps: int) -> bool:
-        """Tell whether a worker that has done ``steps`` is to begin no further one."""
-        enough = self.max_steps is not None and steps >= self.max_steps
-        return enough or now_ns - began_ns >= self.duration_s * NS_PER_S
+    def is_over(self, began_ns: int, now_ns: int, steps: int, accuracy: Callable[[], float] | None = None) -> bool:
+        """Tell whether a worker that has done ``steps`` is to begin no further one.
+
+        Args:
+            accuracy: of the worker's model; only a worker that has the model and is to judge it gives this.
+        """
+        trained_s = (now_ns - began_ns) / NS_PER_S
+        if trained_s >= self.duration_s or (self.max_steps is not None and steps >= self.max_steps):
+            return True
+        return self.goal is not None and accuracy is not None and self.goal.is_reached(trained_s, steps, accuracy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -190,7 +222,8 @@ class Snapshot:
 
     Args:
         time_ns: when.
-        updates: how many steps the model has taken: of all workers together in synchronous runs, else of single ones.
+        updates: how many steps the model has taken: in synchronous runs of all workers together, in systems of rounds
+            of those in a round, else of single ones.
         weights: float32, flat.
     """
 
@@ -240,9 +273,10 @@ class WorkerLog:
             for the next one.
         losses: float32; of the step's batch.
         overruns: how many steps computed longer than they were to, which means that the CPU decided.
-        snapshots: of rank 0 of systems without a server.
+        snapshots: of the model, from few workers of systems without a server.
         applied_ns, delays: int64 and int32; when the model took an update of this worker, and with which delay; an
             element for each that it took, in systems in which no server's log says so.
+        rounds: int64; the number of the round in which each of them was, in systems of rounds.
         dropped: how many updates of this worker were turned away.
         forwarded: what was sent from here to where it was added to other updates, or came here for that; all workers of
             a system say the one or the other. None in systems that add up nothing on the way.
@@ -258,6 +292,7 @@ class WorkerLog:
     snapshots: tuple[Snapshot, ...] = ()
     applied_ns: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     delays: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    rounds: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     dropped: int = 0
     forwarded: Forwarded | None = None
 
@@ -285,60 +320,3 @@ class ServerLog:
 
 Worker = Callable[[Place, RunPlan], WorkerLog]
 Service = Callable[[Place, RunPlan], ServerLog]
-
-
-@dataclass(slots=True, kw_only=True)
-class StepRecorder:
-    """Keeps what a worker's log will say, at little cost per step."""
-
-    started_ns: list[int] = field(default_factory=list)
-    computed_ns: list[int] = field(default_factory=list)
-    ended_ns: list[int] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-
-    def start(self) -> None:
-        """Say that a step starts."""
-        self.started_ns.append(time.monotonic_ns())
-
-    def computed(self, loss: float) -> None:
-        """Say that the step has its gradient."""
-        self.computed_ns.append(time.monotonic_ns())
-        self.losses.append(loss)
-
-    def end(self) -> int:
-        """Say that the worker has the model for its next step; return the time in ns."""
-        self.ended_ns.append(time.monotonic_ns())
-        return self.ended_ns[-1]
-
-    def log(self, *, rank: int, began_ns: int, overruns: int, snapshots: tuple[Snapshot, ...] = ()) -> WorkerLog:
-        """Return the log of all steps that ended."""
-        steps = len(self.ended_ns)
-        return WorkerLog(
-            rank=rank,
-            began_ns=began_ns,
-            started_ns=np.array(self.started_ns[:steps], dtype=np.int64),
-            computed_ns=np.array(self.computed_ns[:steps], dtype=np.int64),
-            ended_ns=np.array(self.ended_ns, dtype=np.int64),
-            losses=np.array(self.losses[:steps], dtype=np.float32),
-            overruns=overruns,
-            snapshots=snapshots,
-        )
-
-
-class SnapshotKeeper:
-    """Copies the model when it is offered, at most once a second."""
-
-    def __init__(self, every_ns: int = SNAPSHOT_EVERY_NS) -> None:
-        self._every_ns = every_ns
-        self._taken: list[Snapshot] = []
-
-    def offer(self, now_ns: int, updates: int, weights: np.ndarray) -> None:
-        """Take a snapshot if one is due."""
-        if not self._taken or now_ns - self._taken[-1].time_ns >= self._every_ns:
-            self._taken.append(Snapshot(time_ns=now_ns, updates=updates, weights=weights.copy()))
-
-    def finish(self, now_ns: int, updates: int, weights: np.ndarray) -> tuple[Snapshot, ...]:
-        """Take the last one, due or not, and return all in the order of their times."""
-        if not self._taken or self._taken[-1].updates < updates:
-            self._taken.append(Snapshot(time_ns=now_ns, updates=updates, weights=weights.copy()))
-        return tuple(self._taken)

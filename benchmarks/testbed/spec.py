@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.testbed.catalogue import SYSTEMS, Cell, System
+from benchmarks.testbed.catalogue import SYSTEMS, System
+from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupCost, BackupKind
 from mlfabric.errors import UsageError
@@ -29,7 +30,7 @@ __all__ = [
     "result_from",
 ]
 
-FORMAT = 2
+FORMAT = 3
 """Of a result's file and of the harness: results of another format are measured anew."""
 
 SATURATED_SHARE = 0.05
@@ -49,7 +50,7 @@ class CellSpec:
         seed: of the model's start, batches, stragglers and weather; runs of equal seed are pairs.
         workers: how many, 2 or more.
         dilation: by how much every time constant is stretched, 1 or more.
-        duration_s: of training, dilated: seconds that pass.
+        duration_s: of training at most, dilated: seconds that pass.
         learning_rate: of a synchronous step; momentum: 0 to below 1.
         delay_bound: of an asynchronous system that has one, in updates; None for none.
         model, batch_size: what is trained, and with how many images a step.
@@ -59,6 +60,8 @@ class CellSpec:
         report_every_s: how often the fabric's monitor reports what links carry, undilated.
         backup: how the fabric's model outlives its server: a value of ``BackupKind``.
         lead_updates: how many updates a crash of the server may cost then.
+        least_s, least_steps, accuracy: once all of them are reached the run ends before its duration, see ``Goal``; an
+            accuracy of 0 asks for no earlier end.
     """
 
     system: str
@@ -78,6 +81,9 @@ class CellSpec:
     report_every_s: float = REPORT_EVERY_S
     backup: str = BackupKind.NONE.value
     lead_updates: int = 0
+    least_s: float = 0.0
+    least_steps: int = 0
+    accuracy: float = 0.0
 
     def __post_init__(self) -> None:
         for given, good, allowed in (
@@ -119,15 +125,28 @@ class Commits:
 
     Args:
         workers: whose each was.
-        delays: how many updates the model had taken since its worker had read it; 0 in synchronous runs.
+        delays: how many steps the model had made since its worker had read it; 0 in synchronous runs.
+        rounds: the number of the round in which each was; empty but for systems of rounds.
     """
 
     workers: tuple[int, ...]
     delays: tuple[int, ...]
+    rounds: tuple[int, ...] = ()
 
     def by_worker(self, workers: int) -> tuple[int, ...]:
         """Return how many were each worker's."""
         return tuple(int(n) for n in np.bincount(np.array(self.workers, dtype=np.int64), minlength=workers))
+
+    def least_share(self, workers: int) -> float:
+        """Return the gradients of the worker that has the fewest, over the mean of all workers."""
+        return min(self.by_worker(workers)) * workers / max(1, len(self.workers))
+
+    def by_round(self) -> list[list[tuple[int, int]]]:
+        """Return worker and delay of each gradient, round by round in the order of their numbers."""
+        found: dict[int, list[tuple[int, int]]] = {number: [] for number in sorted(set(self.rounds))}
+        for number, worker, delay in zip(self.rounds, self.workers, self.delays, strict=True):
+            found[number].append((worker, delay))
+        return list(found.values())
 
     def delay_quantile(self, share: float) -> float:
         """Return the delay that a share of the gradients did not exceed; 0 where there are none."""
@@ -190,6 +209,8 @@ class CellResult:
         compute_s: per iteration: mean of the slowest worker's computation in synchronous runs, else of every worker's.
         dropped_by_worker: updates that were turned away.
         curve: accuracy on test images over time.
+        slow_curve: the same on the images of those classes that only hosts with slow links train; None where every
+            worker trains all classes.
         commits: what the model took, in order.
         forwarded: None of systems that add up nothing on the way.
         backup: what the model's backup took; None if there was none.
@@ -205,6 +226,17 @@ class CellResult:
     machine: Machine
     forwarded: ForwardedByRate | None = None
     backup: BackupCost | None = None
+    slow_curve: Curve | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long it trained, undilated."""
+        return len(self.commits.workers) / self.gradients_per_second
+
+    @property
+    def rounds(self) -> int:
+        """How many steps the model made, each of the mean of some gradients: of all workers' in synchronous runs."""
+        return len(set(self.commits.rounds)) or len(self.commits.workers) // self.spec.workers
 
     @property
     def communication_s(self) -> float:
@@ -244,6 +276,7 @@ def result_from(values: Mapping[str, Any]) -> CellResult:
         machine=Machine(**values["machine"]),
         forwarded=None if values["forwarded"] is None else ForwardedByRate(**_tuples(values["forwarded"])),
         backup=None if values["backup"] is None else BackupCost(**values["backup"]),
+        slow_curve=None if values["slow_curve"] is None else Curve(**_tuples(values["slow_curve"])),
     )
 
 

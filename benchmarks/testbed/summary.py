@@ -14,11 +14,13 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import ACCURACY_CELLS, CELLS, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import ACCURACY_CELLS, CELLS, Cell
 from benchmarks.testbed.comparing import Measured, Pair, estimate
 from benchmarks.testbed.further_rows import backups, forwarded, reporting_lag, topics
 from benchmarks.testbed.ideal import ideal_ratio, ideal_synchronous_ratio
 from benchmarks.testbed.overlap_row import overlap
+from benchmarks.testbed.rounds_row import rounds
 from benchmarks.testbed.twin_row import twin
 from benchmarks.testbed.verdicts import (
     Verdict,
@@ -207,6 +209,7 @@ ROWS: Mapping[str, Row] = MappingProxyType(
         "reporting_lag": reporting_lag,
         "topics": topics,
         "backups": backups,
+        "rounds": rounds,
         "overlap": overlap,
         "twin": twin,
         "speed": speed,

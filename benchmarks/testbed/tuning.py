@@ -3,7 +3,9 @@
 What a network does to training is that gradients take effect late, and nothing else: hence a run's statistics can be
 had in one process without a network, from the same batches and the order and delays of a recorded run. That makes the
 search a matter of seconds: every setting of the grid trains as many gradients from the same seeds (other ones than are
-measured later), and the one that needs the fewest to the target wins.
+measured later), and the one that needs the fewest to the last target wins.
+
+Of a system of rounds the record says who was in each round, and how late; each round makes one step along the mean.
 
 Momentum is kept as the systems keep it: by the server where asynchronous systems have a plain one, by each worker in
 the fabric (its pushes are velocities). For synchronous steps both are the same.
@@ -11,10 +13,12 @@ the fabric (its pushes are velocities). For synchronous steps both are the same.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain, cycle, takewhile
 from typing import Any
 
 import numpy as np
@@ -67,18 +71,18 @@ class Tried:
     """How one setting did.
 
     Args:
-        gradients: to the target, mean over the seeds; None if one of them never met it.
+        gradients: to each target, mean over the seeds; None if one of them never met it.
         accuracy: at the end, mean over the seeds.
     """
 
     setting: Setting
-    gradients: float | None
+    gradients: tuple[float | None, ...]
     accuracy: float
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """Smaller is better: fewest gradients to the target; without any, the best accuracy."""
-        return (float("inf") if self.gradients is None else self.gradients, -self.accuracy)
+    def rank(self) -> tuple[float, ...]:
+        """Smaller is better: fewest gradients to the last target, or else to the one before; then the best accuracy."""
+        return (*(math.inf if n is None else n for n in reversed(self.gradients)), -self.accuracy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +90,7 @@ class Tuning:
     """What the search found, with all that it tried."""
 
     best: Setting
-    target: float
+    targets: tuple[float, ...]
     tried: tuple[Tried, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -96,8 +100,11 @@ class Tuning:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Tuning:
         """Read what ``as_json`` made."""
-        tried = (Tried(**{**row, "setting": Setting(**row["setting"])}) for row in values["tried"])
-        return cls(best=Setting(**values["best"]), target=values["target"], tried=tuple(tried))
+        tried = (
+            Tried(setting=Setting(**row["setting"]), gradients=tuple(row["gradients"]), accuracy=row["accuracy"])
+            for row in values["tried"]
+        )
+        return cls(best=Setting(**values["best"]), targets=tuple(values["targets"]), tried=tuple(tried))
 
 
 def search(
@@ -105,7 +112,7 @@ def search(
     commits: Commits | None,
     *,
     workers: int,
-    target: float,
+    targets: Sequence[float],
     momentum_at: MomentumAt = MomentumAt.SERVER,
     effort: Effort = FULL,
     told: Callable[[Tried], None] = lambda _: None,
@@ -114,8 +121,8 @@ def search(
 
     Args:
         spec: what is trained; its seed is not used.
-        commits: of a recorded asynchronous run; None for a synchronous system.
-        target: accuracy to be reached.
+        commits: of a recorded run in which gradients come late; None for a synchronous system.
+        targets: accuracies to be reached, ascending.
         told: is given each setting when it has been tried.
     """
     workloads = [WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=seed).build() for seed in effort.seeds]
@@ -125,9 +132,9 @@ def search(
             train(w, setting, commits, workers=workers, iterations=effort.iterations, momentum_at=momentum_at)
             for w in workloads
         ]
-        tried.append(_judged(setting, curves, target))
+        tried.append(_judged(setting, curves, targets))
         told(tried[-1])
-    return Tuning(best=min(tried, key=lambda row: row.rank).setting, target=target, tried=tuple(tried))
+    return Tuning(best=min(tried, key=lambda row: row.rank).setting, targets=tuple(targets), tried=tuple(tried))
 
 
 def train(
@@ -148,30 +155,40 @@ def train(
     """
     if commits is None:
         models = _synchronous(workload, setting, workers)
+    elif commits.rounds:
+        models = _in_rounds(workload, setting, commits, workers)
     else:
         models = _asynchronous(workload, setting, commits, workers, momentum_at)
-    gradients = tuple(i * workers for i in range(iterations + 1))
-    accuracy = tuple(workload.accuracy(model) for _, model in zip(gradients, models, strict=False))
-    return Curve(time_s=tuple(float(n) for n in gradients), gradients=gradients, accuracy=accuracy)
+    found = [
+        (gradients, workload.accuracy(model))
+        for gradients, model in takewhile(lambda made: made[0] <= iterations * workers, models)
+    ]
+    gradients = tuple(n for n, _ in found)
+    return Curve(time_s=tuple(map(float, gradients)), gradients=gradients, accuracy=tuple(one for _, one in found))
 
 
-def _judged(setting: Setting, curves: Sequence[Curve], target: float) -> Tried:
-    needed = [curve.gradients_to(target) for curve in curves]
-    met = [n for n in needed if n is not None]
+def _judged(setting: Setting, curves: Sequence[Curve], targets: Sequence[float]) -> Tried:
     return Tried(
         setting=setting,
-        gradients=statistics.fmean(met) if len(met) == len(needed) else None,
+        gradients=tuple(_needed(curves, target) for target in targets),
         accuracy=statistics.fmean(curve.at_end() for curve in curves),
     )
 
 
-def _synchronous(workload: Workload, setting: Setting, workers: int) -> Iterator[np.ndarray]:
-    """Yield the model at the start and after every step."""
+def _needed(curves: Sequence[Curve], target: float) -> float | None:
+    """Return the mean of the gradients to a target; None if one of the curves never meets it."""
+    needed = [curve.gradients_to(target) for curve in curves]
+    met = [n for n in needed if n is not None]
+    return statistics.fmean(met) if len(met) == len(needed) else None
+
+
+def _synchronous(workload: Workload, setting: Setting, workers: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield how many gradients the model has taken, and the model, at the start and after every step."""
     weights = workload.initial()
     velocity = np.zeros_like(weights)
     step = 0
     while True:
-        yield weights
+        yield step * workers, weights
         mean = np.mean([workload.gradient(weights, worker, step)[0] for worker in range(workers)], axis=0)
         velocity = setting.momentum * velocity + mean
         weights = (weights - setting.learning_rate * velocity).astype(np.float32)
@@ -180,8 +197,8 @@ def _synchronous(workload: Workload, setting: Setting, workers: int) -> Iterator
 
 def _asynchronous(
     workload: Workload, setting: Setting, commits: Commits, workers: int, momentum_at: MomentumAt
-) -> Iterator[np.ndarray]:
-    """Yield the model at the start and after every ``workers`` updates."""
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the same at the start and after every ``workers`` updates."""
     weights = workload.initial()
     kept = max(commits.delays) + 1
     models = deque([weights], maxlen=kept)
@@ -189,7 +206,7 @@ def _asynchronous(
     steps = [0] * workers
     for applied, (worker, delay) in enumerate(_repeated(commits)):
         if applied % workers == 0:
-            yield models[-1]
+            yield applied, models[-1]
         read = models[-1 - min(delay, len(models) - 1)]
         gradient, _ = workload.gradient(read, worker, steps[worker])
         steps[worker] += 1
@@ -197,6 +214,32 @@ def _asynchronous(
         velocity *= setting.momentum
         velocity += gradient
         models.append(models[-1] - np.float32(setting.learning_rate / workers) * velocity)
+
+
+def _in_rounds(
+    workload: Workload, setting: Setting, commits: Commits, workers: int
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the same at the start and after every round, but for small rounds that follow each other closely.
+
+    The second half of the rounds comes again and again.
+    """
+    weights, taken, yielded = workload.initial(), 0, -workers
+    models = deque([weights], maxlen=max(commits.delays) + 1)
+    velocity = np.zeros_like(weights)
+    steps = [0] * workers
+    rounds = commits.by_round()
+    for members in chain(rounds, cycle(rounds[len(rounds) // 2 :])):
+        if taken - yielded >= workers // 2:
+            yield taken, models[-1]
+            yielded = taken
+        gradients = []
+        for worker, delay in members:
+            read = models[-1 - min(delay, len(models) - 1)]
+            gradients.append(workload.gradient(read, worker, steps[worker])[0])
+            steps[worker] += 1
+        velocity = setting.momentum * velocity + np.mean(gradients, axis=0)
+        models.append((models[-1] - setting.learning_rate * velocity).astype(np.float32))
+        taken += len(members)
 
 
 def _repeated(commits: Commits) -> Iterator[tuple[int, int]]:

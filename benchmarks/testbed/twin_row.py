@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.testbed import reference
-from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import CELLS, Cell
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.markdown import NONE, Values, number, table, verdict
 from benchmarks.testbed.predicting import WAYS

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from benchmarks.testbed.hosts import Testbed
+from benchmarks.testbed.networks import Forecast, Rates
 from mlfabric.errors import UsageError
-from mlfabric.twin.settings import Direction, NetworkSetting
+from mlfabric.twin.settings import Direction
 
 __all__ = ["Period", "Weather"]
 
@@ -58,7 +59,7 @@ class Weather:
     def __init__(
         self,
         testbed: Testbed,
-        setting: NetworkSetting,
+        setting: Rates,
         *,
         seed: int,
         link_bps: int,
@@ -84,6 +85,11 @@ class Weather:
     def periods(self) -> tuple[Period, ...]:
         """Those that have begun so far."""
         return tuple(self._periods)
+
+    @property
+    def forecast(self) -> Forecast:
+        """What the links will carry, once the block has begun."""
+        return Forecast(rates=self._setting, seed=self._seed, began_ns=self._began_ns, period_ns=self._period_ns)
 
     def rates_bps(self, period: int) -> dict[tuple[str, Direction], int]:
         """Return the rate of each direction of each host's link in a period, counted from 0."""

@@ -9,7 +9,7 @@ depends on seed, worker and step alone, so all systems see the same batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeVar
@@ -43,13 +43,15 @@ class WorkloadSpec:
         model: a name from ``MODELS`` or ``TOPIC_MODELS``.
         batch_size: images per step of a worker, > 0; where topics are found, a step is over all of its documents.
         seed: of the initial model and of the batches, >= 0.
-        workers: how many share the documents, > 0; images are drawn by each from all.
+        workers: how many share the data, > 0; images are drawn by each from all, unless they are sliced.
+        sliced: each worker draws images from a slice of its own, of one class or two.
     """
 
     model: str
     batch_size: int
     seed: int
     workers: int = 1
+    sliced: bool = False
 
     def __post_init__(self) -> None:
         allowed_models = (*MODELS, *TOPIC_MODELS)
@@ -58,6 +60,7 @@ class WorkloadSpec:
             (f"batch_size={self.batch_size}", self.batch_size > 0, "more than 0"),
             (f"seed={self.seed}", self.seed >= 0, "0 or more"),
             (f"workers={self.workers}", self.workers > 0, "more than 0"),
+            (f"sliced={self.sliced}", not (self.sliced and self.model in TOPIC_MODELS), "False with topics"),
         ):
             if not good:
                 raise UsageError(f"workload: {given}; allowed: {allowed}")
@@ -117,11 +120,14 @@ class Classifier:
     Args:
         spec: what to train.
         digits: the data.
+
+    Attributes:
+        spec: what is trained.
     """
 
     def __init__(self, spec: WorkloadSpec, digits: Digits) -> None:
         torch.set_num_threads(1)
-        self._spec = spec
+        self.spec = spec
         self._digits = digits
         width = MODELS[spec.model]
         self._shapes = ((PIXELS, width), (width,), (width, CLASSES), (CLASSES,))
@@ -130,10 +136,10 @@ class Classifier:
 
     def initial(self) -> np.ndarray:
         """Return the model before training: float32, (n_parameters,); He's initialisation, biases 0."""
-        random = np.random.default_rng((self._spec.seed, 0))
+        random = np.random.default_rng((self.spec.seed, 0))
         weights = np.zeros(self.n_parameters, dtype=np.float32)
         parts = self._parts(weights)
-        for part, inputs in ((parts.hidden, PIXELS), (parts.output, MODELS[self._spec.model])):
+        for part, inputs in ((parts.hidden, PIXELS), (parts.output, MODELS[self.spec.model])):
             drawn = random.normal(scale=(2 / inputs) ** 0.5, size=tuple(part.shape))
             part.copy_(torch.from_numpy(drawn))
         return weights
@@ -176,20 +182,44 @@ class Classifier:
 
     def accuracy(self, weights: np.ndarray) -> float:
         """Return the share of the test images that the model recognises."""
+        return float(self._recognised(weights).mean())
+
+    def accuracy_on(self, classes: Collection[int], weights: np.ndarray) -> float:
+        """Return the share of the test images of some classes that the model recognises."""
+        return float(self._recognised(weights)[np.isin(self._digits.test_labels, list(classes))].mean())
+
+    def classes_of(self, workers: Collection[int]) -> list[int]:
+        """Return the classes of which these workers have most of the images, if the images are sliced."""
+        slices = [self._digits.train_labels[self._slice_of(worker)] for worker in workers]
+        theirs = np.bincount(np.concatenate(slices), minlength=CLASSES)
+        of_all = np.bincount(self._digits.train_labels, minlength=CLASSES)
+        return [int(label) for label in np.flatnonzero(2 * theirs > of_all)]
+
+    def _recognised(self, weights: np.ndarray) -> np.ndarray:
+        """Return which of the test images the model recognises."""
         parts = self._parts(weights)
         hidden = torch.addmm(parts.hidden_bias, _ink(self._digits.test_images), parts.hidden).relu_()
         chosen = torch.addmm(parts.output_bias, hidden, parts.output).argmax(1)
-        return float((chosen == torch.from_numpy(self._digits.test_labels)).float().mean())
+        recognised: np.ndarray = chosen.numpy() == self._digits.test_labels
+        return recognised
+
+    def _slice_of(self, worker: int) -> slice:
+        """Return which of the training images, sorted by class, a worker draws from."""
+        images = len(self._digits.train_labels)
+        if not self.spec.sliced:
+            return slice(0, images)
+        return slice(images * worker // self.spec.workers, images * (worker + 1) // self.spec.workers)
 
     def _batch(self, worker: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-        random = np.random.default_rng((self._spec.seed, 1, worker, step))
-        chosen = random.integers(len(self._digits.train_labels), size=self._spec.batch_size)
+        random = np.random.default_rng((self.spec.seed, 1, worker, step))
+        own = self._slice_of(worker)
+        chosen = random.integers(own.start, own.stop, size=self.spec.batch_size)
         return _ink(self._digits.train_images[chosen]), torch.from_numpy(self._digits.train_labels[chosen])
 
     def _parts(self, flat: np.ndarray) -> _Parts:
         if flat.shape != (self.n_parameters,) or flat.dtype != np.float32:
             raise LayoutError(
-                f"a vector of {flat.dtype} and shape {flat.shape} for {self._spec.model}; "
+                f"a vector of {flat.dtype} and shape {flat.shape} for {self.spec.model}; "
                 f"allowed: float32 and ({self.n_parameters},)"
             )
         pieces = torch.split_with_sizes(torch.from_numpy(flat), self._sizes)

@@ -37,16 +37,11 @@ def test_everybody_waits_for_everybody() -> None:
     assert together.late(1) is Late.IS_DROPPED
 
 
-def test_elastic_waits_for_those_that_should_be_ready_in_a_moment() -> None:
+def test_elastic_waits_for_a_worker_until_that_is_overdue_however_lately_it_has_begun() -> None:
     elastic = rule(Mode.ELASTIC)
-    assert elastic.begins_ns(who(3, (0,)), 100 * MS) == 110 * MS
-    assert elastic.begins_ns(who(3, (0, 2 * MS)), 100 * MS) == 112 * MS
-
-
-def test_elastic_does_not_wait_for_who_is_overdue_or_has_just_begun() -> None:
-    elastic = rule(Mode.ELASTIC)
-    assert elastic.begins_ns(who(3, (0,)), 111 * MS) == 111 * MS
-    assert elastic.begins_ns(who(3, (90 * MS,)), 100 * MS) == 100 * MS
+    assert elastic.begins_ns(who(3, (0,)), 100 * MS) == 125 * MS
+    assert elastic.begins_ns(who(3, (0, 90 * MS)), 100 * MS) == 215 * MS
+    assert elastic.begins_ns(who(3, (0,)), 126 * MS) == 126 * MS
 
 
 def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.testbed.catalogue import cell_named
+from benchmarks.testbed.cells import cell_named
 from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.spec import CellResult, CellSpec, Commits, Machine
 

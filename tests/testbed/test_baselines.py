@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -12,20 +13,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.testbed.logs import RunLogs
+from benchmarks.testbed.networks import FOUR, Forecast
+from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import (
     NS_PER_S,
     Consistency,
+    Goal,
     Place,
     RunPlan,
     ServerLog,
-    SnapshotKeeper,
-    StepRecorder,
     WorkerLog,
     worker_name,
 )
-from benchmarks.testbed.systems import parameter_server, ring, ring_overlap, tree
+from benchmarks.testbed.systems import parameter_server, ring, ring_best, ring_overlap, tree
 from mlfabric.errors import TransferError
-from mlfabric.twin.settings import COMPUTE
+from mlfabric.twin.settings import COMPUTE, NETWORK
 from tests.testbed.digits import needs_digits
 from tests.testbed.steps import PLAN, STEPS, TIMEOUT_S, in_one_process, in_order
 
@@ -131,6 +134,47 @@ def test_workers_end_after_the_same_step_when_the_time_is_over(system: Any, free
     # A worker may look at the clock before it notes the time; they go on only if all of them found time left.
     earliest_ns = np.min([log.computed_ns[:-1] - log.began_ns for log in logs], axis=0)
     assert (earliest_ns < plan.duration_s * NS_PER_S).all(), "a step that finds the time over is the last"
+
+
+@pytest.mark.parametrize("system", [ring, ring_overlap], ids=["ring", "ring_overlap"])
+def test_a_ring_ends_for_all_workers_when_one_finds_the_goal_reached(system: Any, free_port: int):
+    plan = replace(PLAN, max_steps=None, goal=Goal(least_steps=3, accuracy=0.01))
+    logs = run([(system.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
+
+    assert [len(log.ended_ns) for log in logs] == [3] * WORKERS
+    assert [snapshot.updates for snapshot in logs[0].snapshots] == [0, 1, 2, 3]
+
+
+def test_a_ring_of_the_best_changes_its_members_with_the_weather_and_trains_as_one_process_would(free_port: int):
+    forecast = Forecast(rates=NETWORK["N3"], seed=4, began_ns=time.monotonic_ns(), period_ns=60_000_000)
+    plan = replace(PLAN, members=3, forecast=forecast, duration_s=1.0, max_steps=20, base_compute_s=0.01)
+    logs = run([(ring_best.worker, place(rank, free_port)) for rank in range(WORKERS)], plan)
+
+    members = [[log.rank for log in logs if step in log.rounds] for step in range(1, 21)]
+    assert all(len(ranks) == 3 for ranks in members)
+    assert len({tuple(ranks) for ranks in members}) > 1
+    workload, weights = plan.workload.build(), plan.workload.build().initial()
+    velocity, own = np.zeros_like(weights), [0] * WORKERS
+    for ranks in members:
+        gradients = [workload.gradient(weights, rank, own[rank])[0] for rank in ranks]
+        velocity = plan.momentum * velocity + np.mean(gradients, axis=0)
+        weights = (weights - plan.learning_rate * velocity).astype(np.float32)
+        for rank in ranks:
+            own[rank] += 1
+    taken = RunLogs(workers=logs, servers=()).snapshots
+    assert [snapshot.updates for snapshot in taken] == list(range(21))
+    np.testing.assert_allclose(taken[-1].weights, weights, atol=1e-5)
+    for log in logs:
+        in_order(log)
+
+
+def test_the_best_hosts_are_those_whose_slower_direction_is_fastest():
+    forecast = Forecast(rates=FOUR, seed=0, began_ns=100, period_ns=10)
+    hosts = [f"w{rank}" for rank in range(8)]
+
+    assert [forecast.period_at(ns) for ns in (100, 109, 110)] == [0, 0, 1]
+    assert forecast.best(hosts, 4, 0) == ("w0", "w1", "w2", "w7")
+    assert len({forecast.best(hosts, 2, period) for period in range(8)}) > 1, "of equals, others in each period"
 
 
 def served(plan: RunPlan, port: int) -> tuple[ServerLog, list[WorkerLog]]:

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.testbed import reference, summary
-from benchmarks.testbed.catalogue import CELLS, SYSTEMS, Cell
+from benchmarks.testbed.catalogue import SYSTEMS
+from benchmarks.testbed.cells import CELLS, Cell
 from benchmarks.testbed.comparing import Measured, estimate
 from benchmarks.testbed.report import markdown, verdicts
 from benchmarks.testbed.summary import row_values
+from benchmarks.testbed.tuning import Setting, Tried, Tuning
 from tests.testbed.made_up import SPEC, result_for
 
 pytestmark = pytest.mark.usefixtures("_ideal_at_once")
@@ -161,6 +163,10 @@ def test_reference_figures_belong_to_the_cells_that_the_issue_names():
         assert required == pytest.approx(0.85 * reference.IDEAL_BOUND_30[cell.name], abs=0.008)
 
 
+BEST = Setting(learning_rate=0.4, momentum=0.9)
+TUNING = Tuning(best=BEST, targets=(0.88, 0.92), tried=(Tried(setting=BEST, gradients=(690.0, None), accuracy=0.91),))
+
+
 def _found(results):
     return {
         "settings": {
@@ -176,6 +182,7 @@ def _found(results):
         },
         "git_revisions": ["0123456789ab"],
         "failed": ["C1-N1 tree seed 0: it broke"],
+        "tuning": {"ring": TUNING.as_json()},
         "runs": [],
         "rows": row_values(Measured(results), 0.8),
     }
@@ -188,6 +195,7 @@ def test_the_report_has_every_row_and_what_failed():
     assert "| C1-N1 | 2.00 | 2.00 | 1.74 |" in page
     assert "failed: C1-N1 tree seed 0: it broke" in page
     assert "![accuracy.png](accuracy.png)" in page
+    assert "| ring all-reduce | 0.4 | 0.9 | 88 %: 690, 92 %: - | 1 | 0.4 |" in page
     assert all(title in page for title, *_ in verdicts(found["rows"]))
 
 

@@ -60,7 +60,11 @@ def test_snapshots_are_evaluated_with_undilated_times_and_single_gradients():
         for i in range(3)
     ]
     curve = curve_of(
-        snapshots, lambda weights: float(weights[0]) / 10, began_ns=1_000_000_000, dilation=2.0, gradients_per_update=30
+        snapshots,
+        lambda weights: float(weights[0]) / 10,
+        began_ns=1_000_000_000,
+        dilation=2.0,
+        gradients_after=lambda updates: 30 * updates,
     )
 
     assert (curve.time_s, curve.gradients) == ((0.0, 0.25, 0.5), (0, 30, 60))

@@ -23,6 +23,7 @@ ROWS = {
     "reporting_lag",
     "topics",
     "backups",
+    "rounds",
     "overlap",
     "twin",
     "speed",

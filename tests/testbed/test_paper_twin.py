@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.testbed import predicting
-from benchmarks.testbed.catalogue import CELLS
+from benchmarks.testbed.cells import CELLS
 from benchmarks.testbed.comparing import Measured
 from benchmarks.testbed.predicting import WAYS, cluster_of_run, predict, predictions
 from benchmarks.testbed.results import Results

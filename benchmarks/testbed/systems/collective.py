@@ -24,12 +24,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.testbed.runs import Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog, worker_name
+from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
+from benchmarks.testbed.runs import Place, RunPlan, WorkerLog, worker_name
 from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
 
-__all__ = ["AllReduce", "GradientSum", "SumOfAll", "agree_on_start", "group", "train"]
+__all__ = ["AllReduce", "GradientSum", "SumOfAll", "agree_on_start", "group", "meeting_point", "train"]
 
 TIMEOUT_S = 120.0
 
@@ -119,15 +120,16 @@ def train(place: Place, plan: RunPlan, make_sum: Callable[[Workload], GradientSu
     rank = place.own_rank
     workload = plan.workload.build()
     model = Momentum(workload.initial(), step_size=plan.step_size(place.workers), momentum=plan.momentum)
-    recorder, keeper = StepRecorder(), SnapshotKeeper()
+    recorder, keeper = StepRecorder(), SnapshotKeeper(every_ns=0)
     with group(place):
         summed = make_sum(workload)
         began_ns = agree_on_start()
         keeper.offer(began_ns, 0, model.weights)
+        judged = partial(workload.accuracy, model.weights) if rank == 0 else None
         steps, over = 0, False
         while not over:
             recorder.start()
-            is_over = partial(_is_over, plan, began_ns, steps + 1)
+            is_over = partial(_is_over, plan, began_ns, steps + 1, judged)
             recorder.computed(summed.make(workload, model.weights, rank, steps, is_over))
             steps += 1
             over = summed.finish()
@@ -139,8 +141,8 @@ def train(place: Place, plan: RunPlan, make_sum: Callable[[Workload], GradientSu
     return recorder.log(rank=rank, began_ns=began_ns, overruns=summed.compute.overruns, snapshots=snapshots)
 
 
-def _is_over(plan: RunPlan, began_ns: int, steps: int) -> bool:
-    return plan.is_over(began_ns, time.monotonic_ns(), steps)
+def _is_over(plan: RunPlan, began_ns: int, steps: int, accuracy: Callable[[], float] | None) -> bool:
+    return plan.is_over(began_ns, time.monotonic_ns(), steps, accuracy)
 
 
 @contextmanager
@@ -152,7 +154,7 @@ def group(place: Place) -> Iterator[None]:
     """
     os.environ["GLOO_SOCKET_IFNAME"] = place.interface
     timeout = timedelta(seconds=TIMEOUT_S)
-    store = _store(place, timeout)
+    store = meeting_point(place)
     dist.init_process_group("gloo", store=store, rank=place.own_rank, world_size=place.workers, timeout=timeout)
     try:
         yield
@@ -160,9 +162,9 @@ def group(place: Place) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _store(place: Place, timeout: timedelta) -> TCPStore:
+def meeting_point(place: Place) -> TCPStore:
     """Return the store, which w0 keeps on its own address only; left to itself it would listen on all."""
-    address = place.addresses[worker_name(0)]
+    address, timeout = place.addresses[worker_name(0)], timedelta(seconds=TIMEOUT_S)
     if place.own_rank:
         return TCPStore(address, place.port, place.workers, is_master=False, timeout=timeout)
     listener = socket.create_server((address, place.port), backlog=place.workers)

@@ -45,6 +45,7 @@ __all__ = [
     "SCHEDULER",
     "SERVER",
     "SERVICES",
+    "WITHOUT_SERVER",
     "aggregator_beside",
     "aggregators",
     "monitor_config",
@@ -55,6 +56,7 @@ __all__ = [
     "scheduler_address",
     "serve",
     "server",
+    "servers",
     "settings_of",
     "tcp_of",
     "until_workers_left",
@@ -156,7 +158,7 @@ def wait_for_all(place: Place, others: Sequence[str]) -> None:
 
 
 def scheduler(place: Place, plan: RunPlan) -> ServerLog:
-    """Run the scheduler and the monitor until all workers and the server have left."""
+    """Run the scheduler and the monitor until all workers, and servers if there are any, have left."""
     prepare()
     address = place.addresses[place.name]
     runner = SchedulerRunner(
@@ -194,7 +196,7 @@ async def _decide(place: Place, runner: SchedulerRunner, config: MonitorConfig) 
         monitor = MonitorService(config)
         stack.push_async_callback(monitor.close)
         await monitor.start()
-        over = asyncio.create_task(_until_all_left(place, [*_workers(place), SERVER, *replicas(place)], stop))
+        over = asyncio.create_task(_until_all_left(place, [*_workers(place), *servers(place)], stop))
         await monitor.run_until(stop)
         await over
 
@@ -255,6 +257,11 @@ def replicas(place: Place) -> list[str]:
     return [REPLICA] if REPLICA in place.addresses else []
 
 
+def servers(place: Place) -> list[str]:
+    """Return the names of the server and its replica, as far as the run has hosts for them."""
+    return [name for name in (SERVER, REPLICA) if name in place.addresses]
+
+
 def nothing_applied() -> ServerLog:
     """Return the log of a service; workers are told what became of their updates, and say so in their own."""
     none = np.empty(0, dtype=np.int32)
@@ -262,3 +269,5 @@ def nothing_applied() -> ServerLog:
 
 
 SERVICES: MappingProxyType[str, Service] = MappingProxyType({SCHEDULER: scheduler, SERVER: server})
+
+WITHOUT_SERVER: MappingProxyType[str, Service] = MappingProxyType({SCHEDULER: scheduler})

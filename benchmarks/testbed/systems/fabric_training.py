@@ -13,7 +13,8 @@ import torch
 
 import mlfabric
 from benchmarks.testbed.forwarding import ForwardingFile
-from benchmarks.testbed.runs import Consistency, Place, RunPlan, SnapshotKeeper, StepRecorder, WorkerLog
+from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
+from benchmarks.testbed.runs import Consistency, Place, RunPlan, WorkerLog
 from benchmarks.testbed.systems.fabric_members import (
     MODEL,
     SERVER,

@@ -20,7 +20,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from benchmarks.testbed.runs import Place, RunPlan, ServerLog, Service, StepRecorder, WorkerLog
+from benchmarks.testbed.recording import StepRecorder
+from benchmarks.testbed.runs import Place, RunPlan, ServerLog, Service, WorkerLog
 from benchmarks.testbed.systems.serving import give, serve, take
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute

@@ -15,7 +15,8 @@ from contextlib import closing
 import numpy as np
 import torch
 
-from benchmarks.testbed.runs import Consistency, RunPlan, ServerLog, SnapshotKeeper
+from benchmarks.testbed.recording import SnapshotKeeper
+from benchmarks.testbed.runs import Consistency, RunPlan, ServerLog
 from benchmarks.testbed.systems.sgd import Momentum
 from mlfabric.errors import TransferError
 

@@ -27,6 +27,11 @@ class Momentum:
         self._step_size = step_size
         self._momentum = momentum
 
+    @property
+    def velocity(self) -> np.ndarray:
+        """The velocity: a view."""
+        return self._velocity.numpy()
+
     def step(self, gradient: torch.Tensor) -> None:
         """Take one step; the gradient is float32 and as long as the model."""
         self._velocity.mul_(self._momentum).add_(gradient)

@@ -1,0 +1,144 @@
+"""mlfabric without a server, through ``mlfabric.wrap``: every worker steps by itself along the mean of a round.
+
+The catalogue says which method is wrapped. Nobody tells a worker when the others end: the model has one element more
+than the workload, its last one. A worker that finds the run over gives that element a gradient, so all workers find it
+changed after the same round, and each ends with the first round that shows it the change.
+
+A few workers keep the model after each of their rounds: one of them alone would miss the rounds that settle while it
+computes for longer than the others.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+import mlfabric
+from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
+from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
+from benchmarks.testbed.systems.collective import meeting_point
+from benchmarks.testbed.systems.fabric_members import MODEL, WITHOUT_SERVER, prepare, settings_of
+from benchmarks.testbed.systems.steps import compute_of
+from benchmarks.testbed.workload import PaddedCompute, Workload
+from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
+
+__all__ = ["SERVICES", "prepare", "worker"]
+
+SERVICES = WITHOUT_SERVER
+KEEPERS = 3
+
+
+def worker(place: Place, plan: RunPlan) -> WorkerLog:
+    """Train in rounds until the run is over.
+
+    Raises:
+        RuntimeError: the others have not joined in time.
+    """
+    workload = plan.workload.build()
+    model = _Flat(workload)
+    sgd = torch.optim.SGD(model.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
+    arguments: dict[str, Any] = {**plan.wrapped, "workers": place.workers, "settings": settings_of(place)}
+    optimizer = mlfabric.wrap(sgd, model, model_name=MODEL, **arguments)
+    assert isinstance(optimizer, RoundOptimizer), "the method has no server"
+    try:
+        return _train(place, plan, workload, model, optimizer)
+    finally:
+        optimizer.leave()
+
+
+class _Flat(torch.nn.Module):
+    """The workload's weights, and behind them whether the run is over, as one parameter."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        values = np.append(workload.initial(), np.float32(0))
+        self.values = torch.nn.Parameter(torch.from_numpy(values))
+        self.slopes = torch.zeros_like(self.values)
+        self.values.grad = self.slopes
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The workload's weights, as they are now: a view."""
+        return self.values.detach()[:-1].numpy()
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """Where the workload's gradient goes: a view."""
+        return self.slopes[:-1].numpy()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether some worker has found the run over."""
+        return bool(self.values[-1] != 0)
+
+    def say(self, is_over: bool) -> None:
+        """Give what the next step says about the run's end; keep the gradient, which an optimizer may have let go."""
+        self.slopes[-1] = float(is_over)
+        self.values.grad = self.slopes
+
+
+@dataclass(slots=True, kw_only=True)
+class _Fates:
+    """What became of a worker's gradients."""
+
+    applied_ns: list[int] = field(default_factory=list)
+    delays: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    dropped: int = 0
+
+    def note(self, optimizer: RoundOptimizer, now_ns: int) -> None:
+        """Keep what became of the last one, and of those that were kept for this round."""
+        last, tally = optimizer.last, optimizer.tally
+        assert last is not None, "a step was made"
+        for _ in range(tally.included - len(self.rounds)):
+            self.applied_ns.append(now_ns)
+            self.delays.append(last.delay)
+            self.rounds.append(last.version)
+        self.dropped = tally.dropped
+
+    def added_to(self, log: WorkerLog) -> WorkerLog:
+        """Return a log with all this in it."""
+        return replace(
+            log,
+            applied_ns=np.array(self.applied_ns, dtype=np.int64),
+            delays=np.array(self.delays, dtype=np.int32),
+            rounds=np.array(self.rounds, dtype=np.int64),
+            dropped=self.dropped,
+        )
+
+
+def _agree_on_start(place: Place, store: TCPStore) -> int:
+    """Wait until all workers have joined and have the model; return the time in ns when the last of them was ready."""
+    if store.add("ready", 1) == place.workers:
+        store.set("began", str(time.monotonic_ns()))
+    return int(store.get("began"))
+
+
+def _train(place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: RoundOptimizer) -> WorkerLog:
+    compute, recorder, fates = compute_of(PaddedCompute, place, plan), StepRecorder(), _Fates()
+    keeper, rank = SnapshotKeeper(every_ns=0), place.own_rank
+    keeps = rank < KEEPERS
+    judged = partial(workload.accuracy, model.weights) if rank == 0 else None
+    store = meeting_point(place)
+    began_ns = _agree_on_start(place, store)
+    if keeps:
+        keeper.offer(began_ns, 0, model.weights)
+    step = 0
+    while not model.is_over:
+        recorder.start()
+        gradient = partial(workload.gradient, model.weights, rank, step, model.gradient)
+        recorder.computed(compute.run(step, gradient)[1])
+        model.say(plan.is_over(began_ns, time.monotonic_ns(), step + 1, judged))
+        optimizer.step()
+        now_ns, step = recorder.end(), step + 1
+        fates.note(optimizer, now_ns)
+        if keeps:
+            keeper.offer(now_ns, optimizer.version, model.weights)
+    log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
+    return fates.added_to(replace(log, snapshots=keeper.taken))
