@@ -36,7 +36,7 @@ from mlfabric.protocol import (
     StateBroken,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.records import MemberRecord
+from mlfabric.scheduler.records import MemberRecord, MemberState
 from mlfabric.scheduler.rounds.carrying import Carrying
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
@@ -68,6 +68,8 @@ class StepRounds:
         self._began: RoundId | None = None
         self._since_full = 0
         self._held: dict[str, RoundsHeld] = {}
+        self._may_return: dict[str, int] = {}
+        """Until when workers may come back that had the model and fell silent."""
         self._forms_ns: int | None = None
         self._is_formed = False
         self._outcomes: dict[tuple[str, int], ReduceSettled | PassReduce] = {}
@@ -132,6 +134,7 @@ class StepRounds:
 
     def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
         """Take in what a worker says that joins or comes back."""
+        self._may_return.pop(worker, None)
         self._standings.of[worker] = Standing(applied=held.applied, since_ns=now_ns)
         if not self._is_formed:
             self._held[worker] = held
@@ -188,20 +191,30 @@ class StepRounds:
 
         A worker that is behind computes, and fetches the model when it is through with that.
         """
-        if not self._is_formed:
-            return
         of = self._standings.of
-        if of and not any(standing.has_state for standing in of.values()):
-            first = min(of, key=lambda worker: (-of[worker].applied, worker))
-            self.version = max(self.version, of[first].applied)
-            of[first].is_current, of[first].is_behind, of[first].fetches_from = True, False, ""
-            of[first].computes_from(self.version, now_ns)
-            began = self._began = self._settled = self._carrying.take_id()
-            name, reason = self.spec.name, f"no other worker has version {self.version}"
-            yield BeginState(to=first, model=name, round=began, version=self.version, reason=reason)
+        if not self._is_formed or not of:
+            return
+        if not any(standing.has_state for standing in of.values()):
+            if self._returning_ns(now_ns) is not None:
+                return
+            yield self._begin_model(min(of, key=lambda worker: (-of[worker].applied, worker)))
         for worker, standing in sorted(of.items()):
             if not standing.is_current and not standing.is_behind:
                 yield from self._fetch(worker, standing)
+
+    def _returning_ns(self, now_ns: int) -> int | None:
+        """Return until when to wait for a worker that had the model and may come back; None if there is none."""
+        self._may_return = {worker: until for worker, until in self._may_return.items() if until > now_ns}
+        return min(self._may_return.values(), default=None)
+
+    def _begin_model(self, first: str) -> BeginState:
+        """Let the model go on with what a worker has that is not the newest version."""
+        standing = self._standings.of[first]
+        self.version = standing.applied = max(self.version, standing.applied)
+        standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
+        began = self._began = self._settled = self._carrying.take_id()
+        name, reason = self.spec.name, f"no other worker has version {self.version}"
+        return BeginState(to=first, model=name, round=began, version=self.version, reason=reason)
 
     def _fetch(self, worker: str, standing: Standing) -> Iterator[Instruction]:
         """Have a worker fetch the state of the version that the running round makes, or the newest one."""
@@ -246,13 +259,16 @@ class StepRounds:
         if self.is_reducing(worker):
             yield from self._carrying.void(reason)
         self._held.pop(worker, None)
-        if self._standings.of.pop(worker, None) is None:
+        gone = self._standings.of.pop(worker, None)
+        if gone is not None and gone.has_state and record.state is MemberState.SILENT:
+            self._may_return[worker] = record.since_ns + self._context.config.silence_ns
+        elif record.state is MemberState.LEFT:
+            self._may_return.pop(worker, None)
+        if gone is None:
             return
         for other in self._standings.of.values():
             if other.fetches_from == worker:
                 other.is_current = False
-        if not self._standings.of:
-            self._is_formed, self._forms_ns = False, None
         yield from self._seek_states(record.since_ns)
 
     # Gradients
@@ -307,6 +323,9 @@ class StepRounds:
         if not self._is_formed:
             self.waits_for = "more workers"
             return self._forms_ns
+        if self._standings.of and not any(standing.has_state for standing in self._standings.of.values()):
+            self.waits_for = ", ".join(sorted(self._may_return)) or "a worker that has the model"
+            return min(self._may_return.values(), default=None)
         who = self._standings.readiness(self.version + 1, self._since_full)
         slow = self._held_up_by()
         begins_ns = None if slow or not who.ready_ns else self._rule.begins_ns(who, now_ns)
@@ -336,6 +355,8 @@ class StepRounds:
             yield from self._carrying.give_up(now_ns)
         elif not self._is_formed:
             yield from self._form(now_ns)
+        else:
+            yield from self._seek_states(now_ns)
         due_ns = self.due_ns(now_ns)
         if due_ns is not None and due_ns <= now_ns and self._is_formed:
             yield from self._begin(now_ns)
