@@ -26,7 +26,7 @@ from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon.daemon import WorkerDaemon
 
-__all__ = ["SCHEDULER_HOST", "Fabric", "FabricConfig", "Job", "Life"]
+__all__ = ["Fabric", "FabricConfig", "Job", "Life", "hosts_of"]
 
 SCHEDULER_HOST = "10.0.0.1"
 PORT = 50061
@@ -34,6 +34,16 @@ LAST_TURNS = 200
 START_AGAIN_S = 0.5
 """A supervisor waits so long before it starts a process again that was refused: its predecessor counts as alive."""
 WALL_NS = 1_700_000_000_000_000_000
+
+
+def host_of(index: int) -> str:
+    """Return the host of a worker."""
+    return f"10.0.0.{index + 2}"
+
+
+def hosts_of(number: int) -> list[str]:
+    """Return so many hosts: the scheduler's, and those of the first workers."""
+    return [SCHEDULER_HOST, *map(host_of, range(number - 1))]
 
 
 class Job(Protocol):
@@ -61,7 +71,6 @@ class FabricConfig:
         link_bps: of each host's link, each way.
         latency_s: the least and the most that a message takes.
         state_dir: where the scheduler keeps its term.
-        round_patience_s: see ``SchedulerOptions``.
     """
 
     seed: int
@@ -70,7 +79,6 @@ class FabricConfig:
     link_bps: float = 100e6
     latency_s: tuple[float, float] = (0.0002, 0.002)
     state_dir: Path | None = None
-    round_patience_s: float = 1.0
 
 
 @dataclass(eq=False)
@@ -131,9 +139,9 @@ class Fabric:
         self._numbers = count()
         self._wall_back_ns = 0
         self.loop.set_exception_handler(self._fault)
-        for number in range(1, config.hosts + 1):
+        for host in hosts_of(config.hosts):
             for direction in ("up", "down"):
-                self.links.set_rate(f"10.0.0.{number}", direction, config.link_bps)
+                self.links.set_rate(host, direction, config.link_bps)
 
     def note(self, text: str) -> None:
         """Add a line to the story."""
@@ -174,7 +182,6 @@ class Fabric:
             bind=SCHEDULER_HOST,
             port=PORT,
             state_dir=self.config.state_dir,
-            round_patience_s=self.config.round_patience_s,
             default_bps=round(self.config.link_bps),
         )
         runner = SchedulerRunner(options)
@@ -198,7 +205,7 @@ class Fabric:
 
     def start_worker(self, index: int) -> Life:
         """Start a worker on its host."""
-        process = self._process(f"w{index}", f"10.0.0.{index + 2}")
+        process = self._process(f"w{index}", host_of(index))
         life = Life(index, self, process, random.Random(f"{self.config.seed}/{len(self.lives)}"))
         self.lives.append(life)
         self._watch(process, process.spawn(self._live(life)))

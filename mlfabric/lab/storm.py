@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import permutations
 
-from mlfabric.lab.fabric import SCHEDULER_HOST, Fabric, Life
+from mlfabric.lab.fabric import Fabric, Life, hosts_of
 from mlfabric.lab.links import NATURE
 from mlfabric.lab.processes import Process
 
@@ -46,6 +46,7 @@ class Storm:
     def __init__(self, fabric: Fabric, gap_s: float, most_workers: int) -> None:
         self.faults: Counter[str] = Counter()
         self._fabric, self._gap_s, self._most = fabric, gap_s, most_workers
+        self._hosts = hosts_of(most_workers + 1)
         self._draw = random.Random(f"storm {fabric.config.seed}")
         self._usual_latency_s = fabric.links.latency_s
         self._is_over = False
@@ -79,8 +80,8 @@ class Storm:
         fabric, links = self._fabric, self._fabric.links
         fabric.note("it is calm")
         links.latency_s = self._usual_latency_s
-        links.heal(permutations(self._hosts(), 2))
-        for host in self._hosts():
+        links.heal(permutations(self._hosts, 2))
+        for host in self._hosts:
             self._set_rates(host, 1.0)
         for process in [fabric.scheduler, *(life.process for life in fabric.lives)]:
             if process is not None:
@@ -125,9 +126,6 @@ class Storm:
     def _alive(self) -> list[Life]:
         return [life for life in self._fabric.lives if life.is_alive]
 
-    def _hosts(self) -> list[str]:
-        return [SCHEDULER_HOST, *(f"10.0.0.{index + 2}" for index in range(self._most))]
-
     # Deaths
 
     def _kill(self) -> str:
@@ -151,7 +149,7 @@ class Storm:
         if not alive:
             return ""
         life, span_s = self._draw.choice(alive), self._span_s()
-        ways = [way for way in permutations(self._hosts(), 2) if life.process.host in way]
+        ways = [way for way in permutations(self._hosts, 2) if life.process.host in way]
         self._fabric.links.cut(ways)
         self._fabric.kill(life)
 
@@ -193,7 +191,7 @@ class Storm:
 
     def _cut(self) -> str:
         """Cut two hosts off from each other, in one direction or both."""
-        one, other = self._draw.sample(self._hosts(), 2)
+        one, other = self._draw.sample(self._hosts, 2)
         ways = self._draw.choice(([(one, other)], [(one, other), (other, one)]))
         span_s, links = self._span_s(), self._fabric.links
         links.cut(ways)
@@ -214,7 +212,7 @@ class Storm:
         return self._fabric.links.break_one()
 
     def _change_link(self) -> str:
-        host, share = self._draw.choice(self._hosts()), self._draw.choice(RATE_SHARES)
+        host, share = self._draw.choice(self._hosts), self._draw.choice(RATE_SHARES)
         self._set_rates(host, share)
         return f"{host} has {share} of its rate"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,11 +72,11 @@ def test_shares_are_max_min_fair_and_what_one_cannot_use_others_get() -> None:
     assert fair_rates_bps([((), 7.0)], links) == [7.0]
 
 
-def test_a_stream_takes_what_its_links_take_and_two_share_them(net) -> None:
+def test_a_stream_takes_what_its_links_take_and_two_share_them(net: Net) -> None:
     assert net.run(net.moved("a", "b", 1_000_000)) == pytest.approx(1.0, abs=0.01)
 
     async def two() -> list[float]:
-        return await asyncio.gather(net.moved("a", "c", 500_000), net.moved("b", "c", 500_000))
+        return list(await asyncio.gather(net.moved("a", "c", 500_000), net.moved("b", "c", 500_000)))
 
     assert net.run(two()) == pytest.approx([1.0, 1.0], abs=0.02)
 
@@ -109,11 +110,11 @@ def test_messages_keep_their_order_wait_for_a_cut_to_heal_and_are_lost_with_thei
 
     async def send() -> None:
         for number in range(3):
-            way.send(lambda number=number: came.append(number))
+            way.send(partial(came.append, number))
         await asyncio.sleep(1.0)
         net.links.cut([("a", "b")])
         for number in range(3, 6):
-            way.send(lambda number=number: came.append(number))
+            way.send(partial(came.append, number))
         await asyncio.sleep(1.0)
         assert came == [0, 1, 2]
         net.links.heal([("a", "b")])
