@@ -22,7 +22,7 @@ def test_no_worker_ever_goes_on_past_a_round_that_it_does_not_have(seed) -> None
 
 @pytest.mark.parametrize("size_bytes", [TREE_BYTES, RING_BYTES])
 @pytest.mark.parametrize("seed", range(3))
-def test_trees_and_rings_add_every_tensor_once_whatever_breaks(seed, size_bytes, compiled_planner) -> None:
+def test_trees_and_rings_add_every_tensor_once_whatever_breaks(seed, size_bytes) -> None:
     storm = Storm(seed, workers=3 + seed, rounds=20, size_bytes=size_bytes)
     storm.run(500)
     assert any(len(result) > 1 for result in storm.results.values()) == (size_bytes == RING_BYTES)
