@@ -31,8 +31,8 @@ MOST_FAN = 32
 _COUNTS = (1, 2, 3, 4)
 _COUNT_OF_MANY = 3
 """Of how many stripes sketches are made; of many hosts only of so many: more would gain a hundredth or two, and take
-more time to plan. If no more than ``MOST_STRIPES`` hosts have room both ways, also of as many: then each of them is a
-root, and all others are next to it."""
+more time to plan. Of few hosts also of as many as have room both ways, and of half as many: then each of them, or each
+second one, is a root, and most others are next to it."""
 _MANY = 100
 _TIMES = (1.0, 1.5, 3.0)
 """In how many times the least time hosts are to do their work; more than once is worth while only if hops count."""
@@ -114,11 +114,17 @@ def sketches(inward: Work, outward: Work, most_stripes: int, *, hops_count: bool
         order = sorted(both, key=lambda host: -both[host])
         full = sum(room > 0.0 for room in both.values())
         most = min(MOST_STRIPES, most_stripes, len(order))
-        counts = (min(most, _COUNT_OF_MANY),) if len(order) > _MANY else (*_COUNTS, full)
-        for count in sorted({count for count in counts if 0 < count <= most}):
+        for count in sorted({count for count in _counts(len(order), full) if 0 < count <= most} or {most}):
             roots = tuple(order[:count])
             sums, hands = _dealt(summing, roots, inward.edges), _dealt(handing, roots, outward.edges)
             yield _weighed(inward, outward, roots, sums, hands)
+
+
+def _counts(able: int, full: int) -> tuple[int, ...]:
+    """Return of how many stripes sketches are made if so many hosts may pass on, and so many have room both ways."""
+    if able > _MANY:
+        return (_COUNT_OF_MANY,)
+    return (*_COUNTS, full, full // 2) if able <= 2 * MOST_STRIPES else _COUNTS
 
 
 def _dealt(rooms: Mapping[int, float], roots: Sequence[int], edges: int) -> tuple[dict[int, int], ...]:
