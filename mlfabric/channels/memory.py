@@ -16,7 +16,7 @@ from mlfabric.channels.backlog import Path
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.roster import Roster
 from mlfabric.channels.stream import Connection, Handler
-from mlfabric.errors import UnavailableError
+from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.security import LOOPBACK, Security
 
 __all__ = ["MemoryChannel", "MemoryNetwork", "MemoryOptions", "MemoryStream", "Pipe"]
@@ -62,9 +62,14 @@ class Pipe:
         return WINDOW_BYTES - (self._written_bytes - self._read_bytes)
 
     @property
+    def is_over(self) -> bool:
+        """Tell whether nothing more can be written: it was shut, or is broken."""
+        return self._is_shut or self._error is not None
+
+    @property
     def is_writable(self) -> bool:
         """Tell whether :meth:`write` does something, or raises."""
-        return self._room_bytes > 0 or self._is_shut or self._error is not None
+        return self._room_bytes > 0 or self.is_over
 
     @property
     def is_readable(self) -> bool:
@@ -305,8 +310,14 @@ class MemoryChannel:
         self._roster = Roster(Limits(max_payload_bytes=options.max_payload_bytes))
 
     async def listen(self, handler: Handler) -> str:
-        """Accept connections, each served by ``handler`` in its own task; return the address."""
+        """Accept connections, each served by ``handler`` in its own task; return the address.
+
+        Raises:
+            UsageError: it listens already.
+        """
         self._roster.check_open()
+        if self._address:
+            raise UsageError("this data channel listens already; one endpoint has one address")
         options = self._options
         self._address = options.network.listen(options.host, lambda stream: self._roster.serve(stream, handler))
         return self._address

@@ -94,9 +94,7 @@ class Witness:
         self._check_given(life, call, given)
         self.failed += 1
         self._refused.add((life, call))
-        assert (life, call) not in self._results, (
-            f"{(life, call)} is in a result; its worker is told that it failed"
-        )
+        assert (life, call) not in self._results, f"{life, call} is in a result, and its worker is told that it failed"
         if "load their weights" in str(error):
             self._weights.pop(life, None)
 

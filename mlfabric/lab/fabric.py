@@ -168,7 +168,7 @@ class Fabric:
         """Start a scheduler, which knows its term file alone."""
         process = self.scheduler = self._process("scheduler", SCHEDULER_HOST)
         server = self._server = MemoryServer(self.calls, process, f"{SCHEDULER_HOST}:{PORT}")
-        datagrams = MemoryDatagrams(self.calls, process, PORT)
+        datagrams = MemoryDatagrams(self.loop, self.links, process, PORT)
         self._datagrams[datagrams.getsockname()] = datagrams
         options = SchedulerOptions(
             bind=SCHEDULER_HOST,

@@ -17,7 +17,6 @@ from itertools import count
 
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.memory import SEGMENT_BYTES, MemoryStream, Pipe
-from mlfabric.lab.loop import VirtualLoop
 from mlfabric.lab.processes import PROCESS, Process
 
 __all__ = ["NATURE", "Links", "Way", "fair_rates_bps"]
@@ -57,6 +56,7 @@ def fair_rates_bps(flows: Sequence[tuple[tuple[Link, ...], float]], rates_bps: d
 class _Flow:
     """One direction of a connection."""
 
+    connection: _Connection
     source: str
     destination: str
     pipe: Pipe
@@ -77,7 +77,9 @@ class _Flow:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    ends: tuple[Process, Process]
+    ends: tuple[Process | None, Process | None]
+    hosts: tuple[str, str]
+    breaks: bool = False
     flows: list[_Flow] = field(default_factory=list)
 
     def fail(self) -> None:
@@ -90,17 +92,17 @@ class Links:
     """All hosts, and all that is under way between them.
 
     Args:
-        loop: whose time it is.
+        loop: whose time it is; a virtual one, or any other.
         draw: the source of chance.
         latency_s: the least and the most that a message takes.
     """
 
-    def __init__(self, loop: VirtualLoop, draw: random.Random, latency_s: tuple[float, float]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, draw: random.Random, latency_s: tuple[float, float]) -> None:
         self.loop = loop
         self.latency_s = latency_s
         self._draw = draw
         self._rates_bps: dict[Link, float] = {}
-        self._listeners: dict[str, tuple[Process, Callable[[MemoryStream], None]]] = {}
+        self._listeners: dict[str, tuple[Process | None, Callable[[MemoryStream], None]]] = {}
         self._ports = count(7000)
         self._connections: dict[_Connection, None] = {}
         self._active: dict[_Flow, None] = {}
@@ -149,10 +151,8 @@ class Links:
 
     def listen(self, host: str, accept: Callable[[MemoryStream], None]) -> str:
         """Let an endpoint of the present process accept connections; return its address."""
-        process = PROCESS.get()
-        assert process is not None, "members run in processes"
         address = f"{host}:{next(self._ports)}"
-        self._listeners[address] = process, accept
+        self._listeners[address] = PROCESS.get(), accept
         return address
 
     def unlisten(self, address: str) -> None:
@@ -165,19 +165,19 @@ class Links:
         await asyncio.sleep(2 * self.draw_latency_s())
         while self.is_cut(host, other) or self.is_cut(other, host):
             await asyncio.sleep(DIAL_AGAIN_S)
-        process, accept = self._listeners.get(address, (None, None))
-        caller = PROCESS.get()
-        if process is None or accept is None or process.is_dead or caller is None:
+        if address not in self._listeners:
             raise ConnectionRefusedError(f"nobody listens at {address}")
-        connection = _Connection((caller, process))
+        process, accept = self._listeners[address]
+        connection = _Connection((PROCESS.get(), process), (host, other))
         there, back = (self._flow(connection, *ends) for ends in ((host, other), (other, host)))
         self._connections[connection] = None
         path = Path(SEGMENT_BYTES, round(2e9 * self.latency_s[0]))
-        process.call(accept, MemoryStream(host, there.pipe, back.pipe, path))
+        context = NATURE if process is None else process.context
+        self.loop.call_soon(accept, MemoryStream(host, there.pipe, back.pipe, path), context=context)
         return MemoryStream(address, back.pipe, there.pipe, path)
 
     def _flow(self, connection: _Connection, source: str, destination: str) -> _Flow:
-        flow = _Flow(source, destination, Pipe(lambda _: self._begin(flow)))
+        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow)))
         connection.flows.append(flow)
         return flow
 
@@ -191,7 +191,7 @@ class Links:
 
     def _reset(self, connection: _Connection) -> None:
         """Reset a connection, once both ends hear of it."""
-        one, other = (end.host for end in connection.ends)
+        one, other = connection.hosts
         if self.is_cut(one, other) or self.is_cut(other, one):
             self.when_healed(lambda: self._reset(connection))
         else:
@@ -199,13 +199,13 @@ class Links:
             self.loop.call_later(self.draw_latency_s(), connection.fail, context=NATURE)
 
     def break_one(self) -> str:
-        """Reset some connection that carries something; return which, "" if there is none."""
-        among = [c for c in self._connections if any(flow in self._active for flow in c.flows)]
-        if not among:
+        """Reset some connection in the middle of what it carries next; return which, "" if there is none."""
+        self._connections = {c: None for c in self._connections if not any(flow.pipe.is_over for flow in c.flows)}
+        if not self._connections:
             return ""
-        connection = self._draw.choice(among)
-        connection.fail()
-        return " to ".join(end.name for end in connection.ends)
+        connection = self._draw.choice(list(self._connections))
+        connection.breaks = True
+        return " to ".join(connection.hosts)
 
     # What is under way
 
@@ -244,6 +244,9 @@ class Links:
                 self._is_changed = True
 
     def _deliver(self, flow: _Flow, piece: bytes) -> None:
+        if flow.connection.breaks:
+            flow.connection.fail()
+            return
         flow.arrives_s = max(flow.arrives_s + _ONE_NS, self.loop.time() + self.draw_latency_s())
         self.loop.call_at(flow.arrives_s, flow.pipe.arrive, piece, context=NATURE)
 

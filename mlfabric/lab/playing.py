@@ -15,6 +15,8 @@ __all__ = ["Run", "drawn", "play"]
 
 ROWS = (1, 4, 16, 64, 400)
 """Of 256 bytes: sent straight, along trees, in rings and in stripes; and some longer than what comes unasked."""
+MANY_ROWS = 16
+"""Rounds of so many take many callbacks: with longer steps there are as many faults in a storm as with few."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -29,7 +31,7 @@ class Run:
         rows: of each tensor.
         compute_s: the least and the most that a step takes.
         gap_s: the mean time between two faults; 0 for none.
-        storm_s: how long they go on.
+        events: a storm is over after so many callbacks of the event loop, or when its time is.
     """
 
     seed: int
@@ -37,20 +39,21 @@ class Run:
     rows: int
     compute_s: tuple[float, float]
     gap_s: float
-    storm_s: float = STORM_S
+    events: int
 
 
-def drawn(seed: int, storm_s: float = STORM_S) -> Run:
-    """Return what is played for a seed."""
+def drawn(seed: int, events: int) -> Run:
+    """Return what is played for a seed, and for how long at most."""
     draw = random.Random(f"run {seed}")
-    least_s = draw.choice((0.02, 0.1))
+    rows = draw.choice(ROWS)
+    least_s = draw.choice((0.02, 0.1)) if rows < MANY_ROWS else 0.2
     return Run(
         seed=seed,
         workers=draw.randint(2, 5),
-        rows=draw.choice(ROWS),
+        rows=rows,
         compute_s=(least_s, draw.choice((1.5, 5.0)) * least_s),
         gap_s=draw.choice((0.3, 0.8, 2.0)),
-        storm_s=storm_s,
+        events=events,
     )
 
 
@@ -70,7 +73,7 @@ def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob
             fabric.start_scheduler()
             for index in range(run.workers):
                 fabric.start_worker(index)
-            storm.rage(run.storm_s)
+            storm.rage(STORM_S, run.events)
             storm.calm()
         except BaseException as error:
             error.add_note("\n".join([str(run), *fabric.story]))

@@ -9,7 +9,8 @@ from typing import Any
 import grpc
 
 from mlfabric.lab.calls import Calls
-from mlfabric.lab.links import NATURE
+from mlfabric.lab.links import NATURE, Links
+from mlfabric.lab.loop import VirtualLoop
 from mlfabric.lab.processes import PROCESS, Process
 from mlfabric.pulse import Watch, beat
 from mlfabric.security import Security
@@ -23,14 +24,15 @@ class MemoryDatagrams:
     """Where a scheduler hears signs of life.
 
     Args:
-        calls: the network.
+        loop: of the scheduler.
+        links: the network.
         process: the scheduler's.
         port: of its host.
     """
 
-    def __init__(self, calls: Calls, process: Process, port: int) -> None:
+    def __init__(self, loop: VirtualLoop, links: Links, process: Process, port: int) -> None:
         self.process = process
-        self._calls, self._port = calls, port
+        self._loop, self._links, self._port = loop, links, port
         self._came: deque[tuple[bytes, Any]] = deque()
 
     def fileno(self) -> int:
@@ -50,7 +52,7 @@ class MemoryDatagrams:
     def sendto(self, datagram: bytes, address: Any) -> int:
         """Answer the sender of a datagram."""
         sender: _Beat = address
-        links = self._calls.links
+        links = self._links
         if not links.is_cut(self.process.host, sender.host):
             links.loop.call_later(links.draw_latency_s(), sender.answered, datagram, context=NATURE)
         return len(datagram)
@@ -63,7 +65,7 @@ class MemoryDatagrams:
         """Take a datagram from the network."""
         if not self.process.is_dead:
             self._came.append((datagram, sender))
-            self.process.call(self._calls.links.loop.readable, self)
+            self.process.call(self._loop.readable, self)
 
 
 class _Beat:
@@ -82,7 +84,9 @@ class _Beat:
     def _send(self) -> None:
         process, links = self._link.process, self._link.calls.links
         stopped_s = links.loop.time() - process.stopped_s if process.is_stopped else 0.0
-        datagram = beat.pulse(self._wanted.key, links.loop.time_ns(), round(1000 * stopped_s), process.is_dead)
+        datagram = beat.pulse(
+            self._wanted.key, round(1e9 * links.loop.time()), round(1000 * stopped_s), process.is_dead
+        )
         found = self._link.datagrams.get((self._wanted.address, self._wanted.port))
         if found is not None and not links.is_cut(self.host, self._wanted.address):
             links.loop.call_later(links.draw_latency_s(), found.arrive, datagram, self, context=NATURE)

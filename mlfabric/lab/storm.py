@@ -27,8 +27,6 @@ RESTART_S = (0.02, 1.0)
 NOTICE_S = (0.0, 1.5)
 LATE_S = (0.01, 0.4)
 RATE_SHARES = (0.01, 0.1, 0.5, 1.0, 2.0)
-MOST_TURNS = 20_000
-"""After so much has happened a storm is over, whatever the time: some jobs do more than others in it."""
 MOST_LIVES = 50
 COME_BACK = 0.8
 
@@ -66,10 +64,10 @@ class Storm:
             "leave": (1, self._leave),
         }
 
-    def rage(self, seconds: float) -> None:
-        """Let things go wrong for so long."""
+    def rage(self, seconds: float, events: int) -> None:
+        """Let things go wrong for so long, or until so many callbacks have run."""
         self._later(self._draw.expovariate(1 / self._gap_s), self._strike)
-        self._fabric.run(seconds, lambda: self._fabric.loop.turns > MOST_TURNS)
+        self._fabric.run(seconds, lambda: self._fabric.loop.turns > events)
         self._is_over = True
 
     def calm(self) -> None:

@@ -64,12 +64,14 @@ class TicketMaker:
 class NumberMaker:
     """Ids of what the scheduler itself brings about; a scheduler of another term gives others.
 
-    ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it.
+    ``last_server_epoch`` is the server epoch that was named last: none was named yet that is above it. ``rounds`` is
+    how many attempts at rounds were begun, of all models: those of a model that ended and began anew go on from there.
     """
 
     def __init__(self, term: int) -> None:
         self._term = term
         self._sums, self._gets = count(), count()
+        self.rounds = 0
         self.last_server_epoch = name_of_epoch(term, 0)
 
     def next_server_epoch(self) -> int:

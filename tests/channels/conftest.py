@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import pytest
 
-from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
+from mlfabric.channels import Channel, Connection, Frame, FrameKind, MemoryOptions, TcpChannel, TcpOptions, channel_of
+from mlfabric.lab.links import Links
 from mlfabric.security import LOOPBACK, Security
 
 TICKET = bytes(range(16))
@@ -16,7 +18,7 @@ GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET, meta=b"go")
 MB = 1_000_000
 MAX_PAYLOAD_BYTES = 100 * MB
 
-MakeChannel = Callable[[], TcpChannel]
+MakeChannel = Callable[[], Channel]
 
 
 def payload(n: int) -> Frame:
@@ -32,8 +34,12 @@ async def until_closed(connection: Connection) -> None:
     await connection.wait_closed()
 
 
-@pytest.fixture(params=["tcp", "tls"])
-def make(request: pytest.FixtureRequest) -> MakeChannel:
+@pytest.fixture(params=["tcp", "tls", "memory"])
+async def make(request: pytest.FixtureRequest) -> MakeChannel:
+    if request.param == "memory":
+        links = Links(asyncio.get_running_loop(), random.Random(1), (0.0, 0.0001))
+        options = MemoryOptions(network=links, host="here", max_payload_bytes=MAX_PAYLOAD_BYTES)
+        return lambda: channel_of(options)
     secured = request.param == "tls"
     security = Security.of(request.getfixturevalue("certificates"), "server") if secured else LOOPBACK
     return lambda: TcpChannel(TcpOptions(max_payload_bytes=MAX_PAYLOAD_BYTES, security=security))
@@ -41,8 +47,8 @@ def make(request: pytest.FixtureRequest) -> MakeChannel:
 
 @asynccontextmanager
 async def served(
-    server: TcpChannel, client: TcpChannel, handle: Callable[[Connection], Awaitable[None]]
-) -> AsyncIterator[tuple[TcpChannel, str]]:
+    server: Channel, client: Channel, handle: Callable[[Connection], Awaitable[None]]
+) -> AsyncIterator[tuple[Channel, str]]:
     """One channel that serves connections, another to dial it, and where; both are closed at the end."""
     try:
         yield client, await server.listen(handle)

@@ -399,3 +399,17 @@ def test_once_a_call_has_failed_for_all_nothing_is_due_until_they_ask_again() ->
     assert told(team.ask(asks("c", 1, size_bytes=128)))[0][0] == "ReduceFailed"
     team.wait(1000)
     assert team.state.next_wakeup_ns(team.now_ns) is None
+
+
+def test_one_that_is_back_after_its_job_was_done_by_others_alone_is_told_that_it_missed_their_rounds() -> None:
+    team = Team("a")
+    team.ask_each("a")
+    team.arrive("a")
+    team.lost("a")  # nobody is left
+    for worker in "bbc":  # who comes first is asked to come again, for the job of before ends
+        team.worker(worker, spec=JOB, address=f"{worker}:1")
+    team.ask_each("bc", together=2)
+    team.arrive_each("bc", 2)
+    team.worker("a", spec=JOB, address="a:1")
+    team.ask(asks("a", 1, settled=RoundId(1, 1)))
+    assert told(team.ask_each("bc", 1, settled=RoundId(1, 2))) == [("ReduceFailed", "a")]

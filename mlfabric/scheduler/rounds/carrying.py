@@ -46,7 +46,6 @@ class Carrying:
         self._model = model
         self._links, self._trust = RoundLinks(), Trust()
         self._probing = Probing(context.network)
-        self._attempts = 0
 
     @property
     def probes(self) -> ProbeCount:
@@ -117,11 +116,11 @@ class Carrying:
     def take_id(self) -> RoundId:
         """Return an id that no round will have."""
         taken = self._next_id()
-        self._attempts += 1
+        self._context.numbers.rounds += 1
         return taken
 
     def _next_id(self) -> RoundId:
-        return RoundId(self._context.config.term.number, self._attempts + 1)
+        return RoundId(self._context.config.term.number, self._context.numbers.rounds + 1)
 
     def _reserve(self, shaped: Shaped, round_id: RoundId) -> tuple[tuple[str, RoundId, int], ...]:
         keys = [(self._model, round_id, i) for i in range(len(shaped.transfers))]

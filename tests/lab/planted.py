@@ -1,0 +1,146 @@
+"""Bugs that somebody might make: each patches the product, and the storms must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlfabric import clock
+from mlfabric.protocol import Reduce, RoundArrived
+from mlfabric.scheduler import runner
+from mlfabric.scheduler.members.membership import Membership
+from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.attempts import Attempt
+from mlfabric.worker_daemon.open_reductions import Reducing, _Attempt
+from mlfabric.worker_daemon.round_lines import RoundLines
+
+__all__ = ["BUGS"]
+
+Patch = pytest.MonkeyPatch
+
+
+def settled_before_all_have_it(patch: Patch) -> None:
+    """The round is over when all workers but one have the result."""
+
+    def arrive(self: Any, running: Any, worker: str, now_ns: int) -> Any:
+        running.arrived.add(worker)
+        if len(running.arrived) >= max(1, len(running.parts) - 1):
+            yield from self._settle(now_ns)
+
+    patch.setattr(Rounds, "_arrive", arrive)
+
+
+def result_before_it_is_whole(patch: Patch) -> None:
+    """A worker says that it has the result when it begins to fetch it."""
+    begin = Reducing._begin
+
+    def hasty(self: Any, event: Reduce) -> Any:
+        for action in begin(self, event):
+            yield action
+            if isinstance(action, act.StartAttempt):
+                self._attempt.has_arrived = True
+                yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
+
+    patch.setattr(Reducing, "_begin", hasty)
+
+
+def void_attempt_goes_on(patch: Patch) -> None:
+    """An attempt that is cancelled is not stopped."""
+
+    def stop(self: Any) -> Any:
+        self._attempt = None
+        yield from ()
+
+    patch.setattr(Reducing, "_stop", stop)
+
+
+def void_result_counts(patch: Patch) -> None:
+    """A worker keeps the result of an attempt that is void, and says that it has the next one's."""
+
+    def stop(self: Any) -> Any:
+        if self._attempt is not None and not self._attempt.has_arrived:
+            yield act.StopAttempt(round=self._attempt.plan.round)
+
+    def begin(self: Any, event: Reduce) -> Any:
+        attempt = self._attempt
+        if attempt is not None and attempt.has_arrived:
+            attempt.plan = event
+            yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
+        else:
+            self._attempt = _Attempt(event)
+            yield act.StartAttempt(plan=event)
+
+    patch.setattr(Reducing, "_stop", stop)
+    patch.setattr(Reducing, "_begin", begin)
+
+
+def tickets_not_checked(patch: Patch) -> None:
+    """Whoever comes is taken for whom somebody expects, and bytes of one range for those of another."""
+    take_in = RoundLines._take_in
+
+    async def blind(self: Any, visit: Any) -> bool:
+        if self._expected:
+            visit = replace(visit, frame=replace(visit.frame, ticket=next(iter(self._expected))))
+        return await take_in(self, visit)
+
+    layout = Attempt._layout
+    patch.setattr(RoundLines, "_take_in", blind)
+    patch.setattr(
+        Attempt, "_layout", lambda self, part: layout(self, replace(part, start=0, end=part.end - part.start))
+    )
+
+
+def settled_round_forgotten(patch: Patch) -> None:
+    """A scheduler does not ask workers what was settled before it was started."""
+    request = Rounds.request
+    patch.setattr(Rounds, "request", lambda self, event, now_ns: request(self, replace(event, settled=None), now_ns))
+
+
+def missed_round_not_told(patch: Patch) -> None:
+    """A worker that others did a round without is not told."""
+    patch.setattr(Rounds, "_catch_up", lambda *_: iter(()))
+
+
+def silent_worker_not_left_out(patch: Patch) -> None:
+    """A worker that was silent for long takes part again as if nothing had been done without it."""
+    plan = Rounds.plan
+
+    def kind(self: Any, now_ns: int) -> Any:
+        yield from plan(self, now_ns)
+        self._left_out.clear()
+
+    patch.setattr(Rounds, "plan", kind)
+
+
+def dead_worker_is_waited_for(patch: Patch) -> None:
+    """A round is not void when one of its workers is gone."""
+    patch.setattr(Rounds, "is_reducing", lambda self, worker: False)
+
+
+def left_worker_is_waited_for(patch: Patch) -> None:
+    """A worker that has left still counts as here."""
+    patch.setattr(Membership, "left", lambda self, name, incarnation, detail, now_ns: iter(()))
+
+
+def term_used_again(patch: Patch) -> None:
+    """A scheduler takes its term from the time of day alone, and somebody sets that back."""
+    patch.setattr(runner, "next_term", lambda state_dir, seen=0: clock.wall_ns() // 10**10)
+
+
+BUGS: tuple[Callable[[Patch], None], ...] = (
+    settled_before_all_have_it,
+    result_before_it_is_whole,
+    void_attempt_goes_on,
+    void_result_counts,
+    tickets_not_checked,
+    settled_round_forgotten,
+    missed_round_not_told,
+    silent_worker_not_left_out,
+    dead_worker_is_waited_for,
+    left_worker_is_waited_for,
+    term_used_again,
+)

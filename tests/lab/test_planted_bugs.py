@@ -1,0 +1,28 @@
+"""Bugs that are planted in the product, one at a time: the storms must find each."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from mlfabric.lab.playing import drawn, play
+
+from .planted import BUGS
+
+MOST_SEEDS = 100
+EVENTS = 20_000
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=lambda plant: plant.__name__)
+def test_a_storm_finds_the_bug(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch, compiled_planner) -> None:
+    plant(monkeypatch)
+    for seed in range(MOST_SEEDS):
+        try:
+            play(drawn(seed, EVENTS), 1)
+        except Exception:
+            return
+        finally:
+            gc.collect()
+    pytest.fail(f"none of {MOST_SEEDS} storms noticed")
