@@ -136,6 +136,9 @@ class AllReduceJob:
         layout = Layout((TensorSpec(name="w", shape=(self.rows * ROW,), dtype="float32"),))
         return ModelSpec(name="net", layout=layout, mode=Mode.ALL_REDUCE)
 
+    def inbox(self, life: Life) -> None:
+        """Have each result go to whoever asked for it."""
+
     async def train(self, life: Life) -> None:
         """Make calls."""
         assert life.daemon is not None, "it has joined"

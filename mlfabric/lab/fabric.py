@@ -25,6 +25,7 @@ from mlfabric.protocol import JobClaim, Resume
 from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon.daemon import WorkerDaemon
+from mlfabric.worker_daemon.round_inbox import RoundInbox
 
 __all__ = ["Fabric", "FabricConfig", "Job", "Life", "hosts_of"]
 
@@ -52,6 +53,9 @@ class Job(Protocol):
     @property
     def spec(self) -> ModelSpec:
         """What its workers register."""
+
+    def inbox(self, life: Life) -> RoundInbox | None:
+        """Return where the results of rounds go that a worker applies by itself; None if it does not."""
 
     async def train(self, life: Life) -> None:
         """Do what a worker's training thread does, until the run is over or the worker leaves."""
@@ -227,7 +231,9 @@ class Fabric:
         )
         life.link = MemoryLink(self.calls, self._datagrams)
         claim = JobClaim(workers=config.workers, resume=Resume.GO_ON)
-        life.daemon = WorkerDaemon(settings, self.job.spec, None, WorkerMetrics(), claim, link=life.link)
+        life.daemon = WorkerDaemon(
+            settings, self.job.spec, None, WorkerMetrics(), claim, inbox=self.job.inbox(life), link=life.link
+        )
         try:
             await life.daemon.start()
         except RefusedError as error:

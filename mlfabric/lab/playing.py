@@ -9,7 +9,10 @@ from pathlib import Path
 
 from mlfabric.lab.collective import AllReduceJob
 from mlfabric.lab.fabric import Fabric, FabricConfig
+from mlfabric.lab.steps import StepJob
 from mlfabric.lab.storm import Storm
+from mlfabric.model.round_options import QUORUMS, RoundOptions
+from mlfabric.model.specs import Mode
 
 __all__ = ["Run", "drawn", "play"]
 
@@ -17,6 +20,8 @@ ROWS = (1, 4, 16, 64, 400)
 """Of 256 bytes: sent straight, along trees, in rings and in stripes; and some longer than what comes unasked."""
 MANY_ROWS = 16
 """Rounds of so many take many callbacks: with longer steps there are as many faults in a storm as with few."""
+STEPS = 0.5
+"""In this share of the runs workers apply rounds by themselves; in the others they call AllReduce."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -32,6 +37,8 @@ class Run:
         compute_s: the least and the most that a step takes.
         gap_s: the mean time between two faults; 0 for none.
         events: a storm is over after so many callbacks of the event loop, or when its time is.
+        mode: how rounds are made.
+        rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
     """
 
     seed: int
@@ -40,6 +47,8 @@ class Run:
     compute_s: tuple[float, float]
     gap_s: float
     events: int
+    mode: Mode
+    rounds: RoundOptions | None
 
 
 def drawn(seed: int, events: int) -> Run:
@@ -47,23 +56,44 @@ def drawn(seed: int, events: int) -> Run:
     draw = random.Random(f"run {seed}")
     rows = draw.choice(ROWS)
     least_s = draw.choice((0.02, 0.1)) if rows < MANY_ROWS else 0.2
+    workers, longest_s, gap_s = draw.randint(2, 5), draw.choice((1.5, 5.0)) * least_s, draw.choice((0.3, 0.8, 2.0))
+    mode, rounds = Mode.ALL_REDUCE, None
+    if draw.random() < STEPS:
+        mode, rounds = draw.choice((Mode.ALL_REDUCE, Mode.PARTIAL, Mode.ELASTIC)), _options(draw)
     return Run(
         seed=seed,
-        workers=draw.randint(2, 5),
+        workers=workers,
         rows=rows,
-        compute_s=(least_s, draw.choice((1.5, 5.0)) * least_s),
-        gap_s=draw.choice((0.3, 0.8, 2.0)),
+        compute_s=(least_s, longest_s),
+        gap_s=gap_s,
         events=events,
+        mode=mode,
+        rounds=rounds,
     )
 
 
-def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob, Storm]:
+def _options(draw: random.Random) -> RoundOptions:
+    return RoundOptions(
+        tau_max=draw.randint(0, 3),
+        at_least=draw.choice((0.3, 0.5, 1.0)),
+        quorum=draw.choice((*QUORUMS, "2")),
+        full_every=draw.randint(1, 8),
+    )
+
+
+def _job_of(run: Run) -> AllReduceJob | StepJob:
+    if run.rounds is None:
+        return AllReduceJob(rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+    return StepJob(mode=run.mode, rounds=run.rounds, rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+
+
+def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob | StepJob, Storm]:
     """Play a run to its end.
 
     Raises:
         BaseException: what does not hold; its notes tell the story.
     """
-    job = AllReduceJob(rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+    job = _job_of(run)
     most = run.workers + EXTRA_WORKERS
     with tempfile.TemporaryDirectory() as folder:
         config = FabricConfig(seed=run.seed, workers=run.workers, hosts=most + 1, state_dir=Path(folder))

@@ -121,11 +121,20 @@ class RoundInbox:
         Raises:
             FabricClosedError: this worker has left the fabric.
         """
-        state = self._state
-        if state is None:
+        coming = self.coming
+        if coming is None:
             return None
-        image = state.result()
+        image = coming.result()
+        self.took(coming)
+        return image
+
+    @property
+    def coming(self) -> Future[StateImage] | None:
+        """The state that is here or on its way; None if there is nothing to take."""
+        return self._state
+
+    def took(self, state: Future[StateImage]) -> None:
+        """Say that a state that had come is taken."""
         with self._lock:
             if self._state is state:
                 self._state = None
-        return image

@@ -15,7 +15,7 @@ from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt
-from mlfabric.worker_daemon.open_reductions import Reducing
+from mlfabric.worker_daemon.open_reductions import Reducing, _Attempt
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["BUGS"]
@@ -29,7 +29,7 @@ def settled_before_all_have_it(patch: Patch) -> None:
     def arrive(self: Any, running: Any, worker: str, now_ns: int) -> Any:
         running.arrived.add(worker)
         if len(running.arrived) >= max(1, len(running.parts) - 1):
-            yield from self._settle(running, now_ns)
+            yield from self._settle(now_ns)
 
     patch.setattr(Rounds, "_arrive", arrive)
 
@@ -42,7 +42,7 @@ def result_before_it_is_whole(patch: Patch) -> None:
         for action in begin(self, event):
             yield action
             if isinstance(action, act.StartAttempt):
-                self.open[event.reduce].has_arrived = True
+                self._attempt.has_arrived = True
                 yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
 
     patch.setattr(Reducing, "_begin", hasty)
@@ -51,8 +51,8 @@ def result_before_it_is_whole(patch: Patch) -> None:
 def void_attempt_goes_on(patch: Patch) -> None:
     """An attempt that is cancelled is not stopped."""
 
-    def stop(self: Any, opened: Any) -> Any:
-        opened.attempt, opened.has_arrived = None, False
+    def stop(self: Any) -> Any:
+        self._attempt = None
         yield from ()
 
     patch.setattr(Reducing, "_stop", stop)
@@ -61,17 +61,17 @@ def void_attempt_goes_on(patch: Patch) -> None:
 def void_result_counts(patch: Patch) -> None:
     """A worker keeps the result of an attempt that is void, and says that it has the next one's."""
 
-    def stop(self: Any, opened: Any) -> Any:
-        if opened.attempt is not None and not opened.has_arrived:
-            yield act.StopAttempt(round=opened.attempt.round)
+    def stop(self: Any) -> Any:
+        if self._attempt is not None and not self._attempt.has_arrived:
+            yield act.StopAttempt(round=self._attempt.plan.round)
 
     def begin(self: Any, event: Reduce) -> Any:
-        opened = self.open.get(event.reduce)
-        if opened is not None and opened.has_arrived:
-            opened.attempt = event
+        attempt = self._attempt
+        if attempt is not None and attempt.has_arrived:
+            attempt.plan = event
             yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
-        elif opened is not None:
-            opened.attempt = event
+        else:
+            self._attempt = _Attempt(event)
             yield act.StartAttempt(plan=event)
 
     patch.setattr(Reducing, "_stop", stop)

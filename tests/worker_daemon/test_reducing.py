@@ -73,6 +73,11 @@ def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finish
     assert stage.tell(settled()) == []
 
 
+def test_of_how_many_a_result_is_says_its_plan_for_a_new_scheduler_does_not_know_it() -> None:
+    stage = arrived(0)
+    assert stage.tell(replace(settled(), workers=0)) == [act.FinishReduce(plan=plan(FIRST), workers=3)]
+
+
 def test_what_is_asked_for_afterwards_says_what_was_settled_and_how_many_took_part() -> None:
     stage = arrived(0)
     stage.tell(settled())

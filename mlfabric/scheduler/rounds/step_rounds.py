@@ -182,7 +182,7 @@ class StepRounds:
         if held.has_state and lacks == 1 and self._settled is not None and held.arrived == self._settled:
             standing.is_current = True
             if standing.offer is not None and standing.offer.arrived == self._settled:
-                standing.computes_from(held.applied, now_ns)
+                standing.offer = None  # it is in that round
             reason = "everybody had it under another scheduler"
             yield ReduceSettled(to=worker, reduce=None, round=self._settled, workers=self.workers, reason=reason)
 

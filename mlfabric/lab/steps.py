@@ -1,0 +1,273 @@
+"""Jobs without a server whose workers apply settled rounds by themselves, and the witness of their models.
+
+A worker does what ``RoundOptimizer`` does, in the same order; what its training thread tells the daemon, and
+hears, takes a moment each time. Its model is what it was made of: a digest of where it began and of all results that
+were applied. A gradient says whose it is and of which step, and what is kept is added to the next one.
+
+What must hold: a result is a sum, in all rows, of gradients that were given, each in one sum only and once; what a
+worker is told is in a round is in its sum, within the delay bound, and what was dropped is in none; whoever has
+applied a result has the same model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+
+from mlfabric.lab.fabric import Life
+from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.protocol import ReduceOp
+from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
+
+__all__ = ["StepJob", "StepWitness"]
+
+ROW = 64
+UNIT = float(1 << 17)
+"""The numbers of the steps in a sum add up to less; up to 127 gradients of one worker can be in it, exactly."""
+DIGEST_BYTES = 32
+MOST_LATE_S = 0.005
+"""A thread that is told something goes on so much later at the most."""
+Gradient = tuple[int, int]
+"""The number of a life, and of its step."""
+
+
+def gradient_of(life: int, step: int, rows: int) -> np.ndarray:
+    """Return what a worker computes in a step: float32."""
+    gradient = np.zeros((rows, ROW), np.float32)
+    gradient[:, life] = UNIT + step
+    gradient[:, -1] = np.arange(rows)
+    return gradient.reshape(-1)
+
+
+def gradients_in(total: np.ndarray) -> frozenset[Gradient]:
+    """Return which gradients a sum is of; those of one worker are of successive steps."""
+    table = total.reshape(-1, ROW)
+    first = table[0, :-1]
+    assert (table[:, :-1] == first).all(), "the rows of a result are sums of different gradients"
+    found: set[Gradient] = set()
+    for life in np.flatnonzero(first).tolist():
+        number, steps = divmod(int(first[life]), int(UNIT))
+        least, rest = divmod(steps - number * (number - 1) // 2, number)
+        assert rest == 0, f"life {life}: {number} steps whose numbers add up to {steps} do not follow each other"
+        found |= {(life, least + i) for i in range(number)}
+    assert (table[:, -1] == len(found) * np.arange(len(table))).all(), "rows of a result were exchanged"
+    return frozenset(found)
+
+
+class StepWitness:
+    """Sees what every worker gives, gets and applies.
+
+    Args:
+        most_delay: how many rounds may be settled between the model that a gradient is computed from and its round.
+
+    Attributes:
+        finished: how many gradients of each life are in rounds.
+        fetched: how many states workers had from others.
+        failed: how many gradients were dropped.
+    """
+
+    def __init__(self, most_delay: int) -> None:
+        self.finished: Counter[int] = Counter()
+        self.failed = self.fetched = 0
+        self._most_delay = most_delay
+        self._results: dict[Gradient, bytes] = {}
+        self._models: dict[bytes, bytes] = {}
+        self._had_outcome: set[Gradient] = set()
+        self._dropped: set[Gradient] = set()
+
+    def applied(self, life: int, result: RoundResult, total: np.ndarray, digest: bytes) -> None:
+        """Take what a worker has applied, and its model afterwards."""
+        inside, bits = gradients_in(total), total.tobytes()
+        lives = {each for each, _ in inside}
+        assert (len(inside), len(lives)) == (result.updates, result.workers), (
+            f"{sorted(inside)} are in round {result.version}; {result} was told"
+        )
+        assert abs(result.rates[0] - sum(lives) / len(lives)) < 1e-3, f"{result.rates} are the rates of {lives}"
+        for gradient in sorted(inside):
+            assert self._results.setdefault(gradient, bits) == bits, f"{gradient} is in two different results"
+            assert gradient not in self._dropped, f"{gradient} is in a result; its worker was told that it was dropped"
+        agreed = self._models.setdefault(bits, digest)
+        assert agreed == digest, f"life {life} has another model after round {result.version} than others have"
+
+    def included(self, gradients: frozenset[Gradient], result: RoundResult, total: np.ndarray, delay: int) -> None:
+        """Take the news that these gradients of a worker are in a round."""
+        inside = gradients_in(total)
+        assert gradients <= inside, f"{sorted(gradients - inside)} are not in round {result.version}"
+        assert 0 <= delay <= self._most_delay, f"{sorted(gradients)} have delay {delay}"
+        self._have_outcome(gradients)
+        for life, _ in gradients:
+            self.finished[life] += 1
+
+    def dropped(self, gradients: frozenset[Gradient]) -> None:
+        """Take the news that these gradients are in no round and never will be."""
+        self._have_outcome(gradients)
+        self.failed += len(gradients)
+        self._dropped |= gradients
+        found = sorted(gradients & self._results.keys())
+        assert not found, f"{found} are in a result; their worker is told that they were dropped"
+
+    def _have_outcome(self, gradients: frozenset[Gradient]) -> None:
+        again = sorted(gradients & self._had_outcome)
+        assert not again, f"{again} had an outcome before"
+        self._had_outcome |= gradients
+
+
+@dataclass(kw_only=True)
+class StepJob:
+    """Workers that compute, offer what they have computed, and apply what was settled, again and again.
+
+    Args:
+        mode, rounds: how rounds are made.
+        rows: of each gradient.
+        compute_s: the least and the most that a step takes.
+        workers: how many begin together.
+    """
+
+    mode: Mode
+    rounds: RoundOptions
+    rows: int
+    compute_s: tuple[float, float]
+    workers: int
+    witness: StepWitness = field(init=False)
+    _learners: dict[Life, _Learner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.witness = StepWitness(self.rounds.tau_max if self.mode is Mode.ELASTIC else 0)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """What its workers register."""
+        layout = Layout((TensorSpec(name="w", shape=(self.rows * ROW,), dtype="float32"),))
+        return ModelSpec(name="net", layout=layout, mode=self.mode, rounds=self.rounds)
+
+    def inbox(self, life: Life) -> RoundInbox:
+        """Return where results go at a worker."""
+        self._learners[life] = _Learner(self, life, len(self._learners))
+        return self._learners[life].inbox
+
+    async def train(self, life: Life) -> None:
+        """Make steps."""
+        assert life.number < ROW - 1, "there are more lives than a row has room for"
+        learner = self._learners[life]
+        await learner.take_state()
+        while not life.leaves:
+            await learner.step()
+
+    def progress(self, life: Life) -> int:
+        """Return how many gradients of a worker are in rounds."""
+        return self.witness.finished[life.number]
+
+
+class _Learner:
+    """The training thread of one worker."""
+
+    def __init__(self, job: StepJob, life: Life, number: int) -> None:
+        self.inbox = RoundInbox(job.workers, self._copy_state)
+        self._job, self._life = job, life
+        self._digest = sha256(f"begins as {number}".encode()).digest()
+        self._version = self._steps = 0
+        self._offered: np.ndarray = np.zeros(job.rows * ROW, np.float32)
+        self._gradients: frozenset[Gradient] = frozenset()
+
+    async def step(self) -> None:
+        """Compute, offer, apply."""
+        job, life, witness = self._job, self._life, self._job.witness
+        assert life.daemon is not None, "it has joined"
+        computed_from, step = self._version, self._steps
+        self._steps += 1
+        await asyncio.sleep(life.draw.uniform(*job.compute_s))
+        own = self._gradients | {(life.number, step)}
+        if await self.take_state():
+            self._drop(own)
+            return
+        gradient = gradient_of(life.number, step, job.rows)
+        self._offered = self._offered + gradient if self._gradients else gradient
+        self._gradients = own
+        if job.mode is Mode.PARTIAL and not self.inbox.is_empty:
+            await self._apply_all()
+            return
+        await self._cross()
+        given = self._offered
+        result = self.inbox.buffer(padded_bytes(given.nbytes))
+        buffers = ReduceBuffers(given=given.data.cast("B").toreadonly(), result=result, dtype="float32")
+        rates = (float(life.number),)
+        outcome = await life.daemon.reduce(buffers, ReduceOp.SUM, job.workers, computed_from, len(own), rates)
+        assert gradients_in(given) == own, f"life {life.number}, step {step}: its gradient was written to"
+        if isinstance(outcome, act.PassOver):
+            life.fabric.note(f"{life.name}: {sorted(own)}: {'kept' if outcome.keep else 'dropped'}: {outcome.reason}")
+            self.inbox.give_back(result)
+            await self._cross()
+            await self._apply_all()
+            if not outcome.keep:
+                self._drop(own)
+            return
+        delay = outcome.version - 1 - computed_from
+        witness.included(own, outcome, self._total(outcome), delay)
+        life.fabric.note(f"{life.name}: {sorted(own)} are in round {outcome.version}, delay {delay}")
+        self._gradients = frozenset()
+        await self._cross()
+        await self._apply_all()
+
+    def _drop(self, gradients: frozenset[Gradient]) -> None:
+        self._job.witness.dropped(gradients)
+        self._gradients = frozenset()
+
+    async def _cross(self) -> None:
+        """Go on a little later, as a thread does."""
+        await asyncio.sleep(self._life.draw.uniform(0.0, MOST_LATE_S))
+
+    def _total(self, result: RoundResult) -> np.ndarray:
+        return np.frombuffer(result.total, np.float32)[: self._job.rows * ROW]
+
+    async def _apply_all(self) -> None:
+        assert self._life.daemon is not None, "it has joined"
+        await self.take_state()
+        while (result := self.inbox.take()) is not None:
+            await self._cross()
+            if result.version > self._version:
+                self._apply(result)
+            self.inbox.give_back(result.total)
+        await self._cross()
+        self._life.daemon.applied(self._version)
+
+    def _apply(self, result: RoundResult) -> None:
+        version, life = result.version, self._life
+        assert version == self._version + 1, f"round {version} came to {life.name}'s model of version {self._version}"
+        total = self._total(result)
+        self._version = version
+        self._digest = sha256(self._digest + total.tobytes()).digest()
+        self._job.witness.applied(life.number, result, total, self._digest)
+
+    # State for and from peers
+
+    def _copy_state(self) -> StateImage:
+        """Copy the digest, as often as makes an image of the model's size."""
+        times = self._job.rows * ROW * 4 // DIGEST_BYTES
+        return StateImage(version=self._version, image=memoryview(bytearray(self._digest * times)))
+
+    async def take_state(self) -> bool:
+        """Install the state that was fetched, waiting while it comes; return whether there was any."""
+        assert self._life.daemon is not None, "it has joined"
+        coming = self.inbox.coming
+        if coming is None:
+            return False
+        state = await asyncio.shield(asyncio.wrap_future(coming))
+        await self._cross()
+        self.inbox.took(coming)
+        if state.image is not None:
+            image = bytes(state.image)
+            self._digest = image[:DIGEST_BYTES]
+            assert image == self._digest * (len(image) // DIGEST_BYTES), "a state was torn"
+            self._job.witness.fetched += 1
+        self._version = state.version
+        self._life.fabric.note(f"{self._life.name} has the state of version {self._version}")
+        await self._cross()
+        self._life.daemon.applied(self._version)
+        return True

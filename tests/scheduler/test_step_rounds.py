@@ -1,0 +1,51 @@
+"""Rounds that workers apply by themselves, under a new scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.model.specs import Mode
+from mlfabric.protocol import Instruction, ReduceSettled, RoundId, RoundsHeld
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
+
+from .stage import SPEC, Stage, of
+from .test_rounds import asks
+
+JOB = replace(SPEC, mode=Mode.ELASTIC, tau_max=None)
+FOURTH, FIFTH = RoundId(1, 4), RoundId(1, 5)
+HELD = RoundsHeld(version=4, applied=4, has_state=True, settled=FOURTH, arrived=FIFTH, together=2)
+
+
+class Team(Stage):
+    """A new scheduler, and workers that its predecessor knew."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__(term=2)
+        for name in names:
+            self.worker(name, spec=JOB, address=f"{name}:1")
+
+    @property
+    def rounds(self) -> StepRounds:
+        rounds = self.state.reductions["net"]
+        assert isinstance(rounds, StepRounds)
+        return rounds
+
+    def comes(self, worker: str, held: RoundsHeld, **asked) -> list[Instruction]:
+        return self.says(worker, rounds=held) + self.ask(asks(worker, **asked))
+
+
+@pytest.fixture
+def team() -> Team:
+    """Two workers, which both have the result of the fifth round; b's gradient is in it, and a's is not."""
+    team = Team("a", "b", "c")
+    assert team.comes("a", HELD, computed_from=4) == []
+    settled = of(ReduceSettled, team.comes("b", HELD, computed_from=4, arrived=FIFTH))
+    assert [(one.to, one.round) for one in settled] == [("a", FIFTH), ("b", FIFTH)]
+    return team
+
+
+def test_a_gradient_that_is_not_in_the_round_that_is_found_settled_is_offered_for_the_next_one(team) -> None:
+    assert team.rounds.version == 5
+    assert (team.rounds.asked_by("a"), team.rounds.asked_by("b")) == (1, 0)
