@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mlfabric.methods.byte_trees import Trees
 from mlfabric.protocol import Peer, ReducePart
@@ -21,36 +21,44 @@ def parts_of(
         late: of the workers those that have not asked yet.
     """
     parts: dict[str, list[ReducePart]] = {worker: [] for worker in workers}
-    last = frozenset(late)
+    addresses = {worker: context.address(worker) for worker in parts}
+    last, ticket = frozenset(late), context.tickets.next
     for tree in trees:
-        in_turn = sorted(tree.parents, key=lambda worker: (worker in last, worker))
-        up = {worker: context.tickets.next() for worker in in_turn}
-        down = {worker: context.tickets.next() for worker in sorted(tree.sources)}
-        inputs, takers = _grouped(in_turn, tree.parents), _grouped(down, tree.sources)
-        for worker in parts:
-            parts[worker].append(
+        in_turn = sorted(tree.parents)
+        if last:
+            in_turn.sort(key=last.__contains__)
+        inputs, parent_of = _edges(in_turn, tree.parents, addresses, tree.sums_bps, ticket, sends=True)
+        takers, source_of = _edges(sorted(tree.sources), tree.sources, addresses, tree.results_bps, ticket, sends=False)
+        start, end, rate_bps = tree.start, tree.end, tree.rate_bps
+        for worker, its_parts in parts.items():
+            its_parts.append(
                 ReducePart(
-                    start=tree.start,
-                    end=tree.end,
-                    inputs=tuple(Peer(w, "", up[w]) for w in inputs.get(worker, ())),
-                    parent=_peer(context, tree.parents.get(worker), up.get(worker), tree.sums_bps.get(worker, 0)),
-                    source=_peer(context, tree.sources.get(worker), down.get(worker)),
-                    takers=tuple(Peer(w, "", down[w], tree.results_bps.get(w, 0)) for w in takers.get(worker, ())),
-                    rate_bps=tree.rate_bps,
+                    start=start,
+                    end=end,
+                    inputs=tuple(inputs.get(worker, ())),
+                    parent=parent_of.get(worker),
+                    source=source_of.get(worker),
+                    takers=tuple(takers.get(worker, ())),
+                    rate_bps=rate_bps,
                 )
             )
     return parts
 
 
-def _grouped(workers: Iterable[str], other_end: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the workers, in their order, by whom each is connected with."""
-    groups: dict[str, list[str]] = {}
-    for worker in workers:
-        groups.setdefault(other_end[worker], []).append(worker)
-    return groups
-
-
-def _peer(context: Context, worker: str | None, ticket: bytes | None, most_bps: int = 0) -> Peer | None:
-    if worker is None or ticket is None:
-        return None
-    return Peer(worker, context.address(worker), ticket, most_bps)
+def _edges(
+    in_turn: Iterable[str],
+    other_end: Mapping[str, str],
+    addresses: Mapping[str, str],
+    most_bps: Mapping[str, int],
+    ticket: Callable[[], bytes],
+    *,
+    sends: bool,
+) -> tuple[dict[str, list[Peer]], dict[str, Peer]]:
+    """Return what is at the other end of each worker's edge, by that, and at its own; the sender holds the rate."""
+    there: dict[str, list[Peer]] = {}
+    here: dict[str, Peer] = {}
+    for worker in in_turn:
+        other, shown, held_bps = other_end[worker], ticket(), most_bps.get(worker, 0)
+        here[worker] = Peer(other, addresses[other], shown, held_bps if sends else 0)
+        there.setdefault(other, []).append(Peer(worker, "", shown, 0 if sends else held_bps))
+    return there, here
