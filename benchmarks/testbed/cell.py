@@ -29,7 +29,7 @@ from mlfabric.twin.settings import COMPUTE
 
 __all__ = ["plan_of", "result_of", "run_cell", "spared_in"]
 
-GRACE_S = 120.0
+GRACE_S = 240.0
 """How much longer than it is to train a run may take, start and end included, before it is given up."""
 LOOK_S = 0.25
 QUEUE_S = 0.05
