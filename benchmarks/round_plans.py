@@ -60,7 +60,16 @@ def _row(count: int, links: str, runs: int) -> dict[str, Any]:
         shape_ms.append((shaped_at - began) * 1e3)
         parts_ms.append((time.thread_time() - shaped_at) * 1e3)
     told = [
-        Reduce(to=name, reduce=ReduceId(name, 1, 0), round=RoundId(1, 0), workers=count, parts=tuple(of), reason="")
+        Reduce(
+            to=name,
+            reduce=ReduceId(name, 1, 0),
+            round=RoundId(1, 0),
+            workers=count,
+            parts=tuple(of),
+            size_bytes=SIZE_BYTES,
+            dtype="float32",
+            reason="",
+        )
         for name, of in parts.items()
     ]
     told_kb = [wire.to_instruction(one).ByteSize() / 1e3 for one in told]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -26,6 +27,8 @@ from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
+
+WithoutServer = Literal["all-reduce", "elastic", "partial", Mode.ALL_REDUCE, Mode.ELASTIC, Mode.PARTIAL]
 
 
 def register_as_worker(
@@ -143,6 +146,39 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
         drain_on_sigterm()
     note_worker(worker, how.model_name, worker.name)
     return worker
+
+
+class WrapOptions(TypedDict, total=False):
+    """What :func:`wrap` takes beside the mode."""
+
+    momentum_at: MomentumAt | str | None
+    tau_max: int | None
+    slack: int
+    workers: int | None
+    servers: int
+    overlap: bool
+    at_least: float
+    quorum: str | int
+    full_every: int
+    init: str | Path | int
+    keep: bool
+    resume: bool | None
+    model_name: str
+    name: str
+    scheduler: str
+    settings: WorkerSettings | None
+
+
+@overload
+def wrap(  # type: ignore[overload-overlap]
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, mode: WithoutServer, **options: Unpack[WrapOptions]
+) -> RoundOptimizer: ...
+
+
+@overload
+def wrap(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, mode: Mode | str = ..., **options: Unpack[WrapOptions]
+) -> FabricOptimizer: ...
 
 
 def wrap(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ ANY: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-def same(models: list[torch.nn.Module]) -> bool:
+def same(models: Sequence[torch.nn.Module]) -> bool:
     """Tell whether all models have the same bits."""
     first = models[0].state_dict()
     return all(torch.equal(first[name], value) for m in models[1:] for name, value in m.state_dict().items())
@@ -44,7 +44,7 @@ def caught_up(running: Fabric, workers: list[Any]) -> int:
         return {worker.version for worker in workers} == {rounds.version}
 
     wait_until(all_have_it, "everybody has the newest version")
-    return rounds.version
+    return int(rounds.version)
 
 
 @pytest.mark.parametrize("kind", ANY)
@@ -86,12 +86,12 @@ def train(worker: Any, model: torch.nn.Module, version: int) -> None:
         step(worker, model, worker.version)
 
 
-def train_all(workers: list[Any], models: list[torch.nn.Module], version: int) -> None:
+def train_all(workers: list[Any], models: Sequence[torch.nn.Module], version: int) -> None:
     """Have all workers make steps, each in a thread of its own."""
     together(*(partial(train, *each, version) for each in zip(workers, models, strict=True)))
 
 
-def team(running: Fabric, models: list[torch.nn.Module], **options: Any) -> list[Any]:
+def team(running: Fabric, models: Sequence[torch.nn.Module], **options: Any) -> list[Any]:
     """Let a worker of an elastic job join for each model."""
     joining: dict[int, Any] = {}
 
@@ -164,7 +164,9 @@ def test_gradients_that_are_not_finite_are_dropped_and_change_nothing() -> None:
         worker = joined(running, 0, model, mode="all-reduce")
         before = {name: value.clone() for name, value in model.state_dict().items()}
         gradients(model)
-        next(model.parameters()).grad[0, 0] = float("nan")
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        gradient[0, 0] = float("nan")
         worker.step()
         assert not worker.last.included
         assert "NaN or Inf" in worker.last.reason
@@ -210,7 +212,7 @@ def test_each_step_uses_the_mean_of_the_members_learning_rates() -> None:
         parts = []
         for rank in range(2):
             gradients(alone, 10 * seed + rank)
-            parts.append([p.grad.clone() for p in alone.parameters()])
+            parts.append([p.grad.clone() for p in alone.parameters() if p.grad is not None])
         for parameter, one, other in zip(alone.parameters(), *parts, strict=True):
             parameter.grad = (one + other) / 2
         optimizer.step()

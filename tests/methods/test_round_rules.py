@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ MS = 1_000_000
 USUAL_NS = 100 * MS
 
 
-def rule(mode: Mode, **options: object):
+def rule(mode: Mode, **options: Any):
     return round_rule_of(ModelSpec(name="net", layout=LAYOUT, mode=mode, rounds=RoundOptions(**options)))
 
 
@@ -103,7 +104,7 @@ def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() ->
         ({"full_every": 0}, "full_every=0; allowed: 1 to 1000"),
     ],
 )
-def test_options_out_of_range_are_refused(options: dict[str, object], story: str) -> None:
+def test_options_out_of_range_are_refused(options: dict[str, Any], story: str) -> None:
     with pytest.raises(ConfigError, match=story):
         RoundOptions(**options)
 

@@ -216,7 +216,7 @@ class StepStorm:
             return
         reduce = ReduceId(player.name, player.incarnation, player.asked)
         player.asked += 1
-        gradients = player.kept | {tuple(reduce)}
+        gradients = player.kept | {(reduce.worker, reduce.incarnation, reduce.counter)}
         player.gradients[reduce], player.computed_from[reduce] = gradients, player.version
         request = ReduceRequested(
             reduce=reduce,
@@ -269,7 +269,8 @@ class StepStorm:
             assert len(set(added)) == len(added), f"{plan.round}: {added}"
             assert sorted(handed) == sorted(parts), f"{plan.round}: {parts}"
         assert at == self.size_bytes, f"{plan.round}: {at} of {self.size_bytes} bytes are reduced"
-        lists = [p.gradients[plans[p.name].reduce] for p in self.players if p.name in members]
+        contributed = {p.name: plans[p.name].reduce for p in self.players if p.name in members}
+        lists = [p.gradients[reduce] for p in self.players if (reduce := contributed.get(p.name)) is not None]
         total = frozenset().union(*lists)
         assert len(total) == sum(map(len, lists)) == plan.updates, f"{plan.round}: {lists}, told {plan.updates}"
         return total

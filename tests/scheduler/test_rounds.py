@@ -30,7 +30,8 @@ from mlfabric.protocol import (
     Tick,
 )
 from mlfabric.scheduler.meter import Meter
-from mlfabric.scheduler.rounds.round_table import MOST_BREAKS, Rounds
+from mlfabric.scheduler.rounds.carrying import MOST_BREAKS
+from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.telemetry import SchedulerMetrics
 
 from .stage import MS, SPEC, Stage, ticket
@@ -60,7 +61,9 @@ class Team(Stage):
 
     @property
     def rounds(self) -> Rounds:
-        return self.state.reductions["net"]
+        rounds = self.state.reductions["net"]
+        assert isinstance(rounds, Rounds)
+        return rounds
 
     def ask_each(self, workers: str, counter: int = 0, **fields) -> list[Instruction]:
         return [told for worker in workers for told in self.ask(asks(worker, counter, **fields))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mlfabric.model.specs import Mode
@@ -20,7 +22,7 @@ CASES = [
 
 @pytest.mark.parametrize(("mode", "options"), CASES)
 @pytest.mark.parametrize("seed", range(6))
-def test_storms(mode: Mode, options: dict[str, object], seed: int) -> None:
+def test_storms(mode: Mode, options: dict[str, Any], seed: int) -> None:
     StepStorm(seed, 2 + seed % 4, 30, mode, **options).run(1500)
 
 

@@ -72,6 +72,7 @@ class ScriptedDaemon(ThreadDaemon):
         return got
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+        assert buffers.given is not None, "it contributes"
         buffers.result[: len(buffers.given)] = buffers.given
         reduced: Future[int] = Future()
         reduced.set_result(together)

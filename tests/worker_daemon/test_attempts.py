@@ -64,7 +64,7 @@ async def reduced(
                 given = None if worker in receivers else np.full(elements, 2.0**number, np.float32)
                 plan: Any = SimpleNamespace(parts=parts[worker])
                 buffers = ReduceBuffers(
-                    given=None if given is None else memoryview(given).cast("B"),
+                    given=None if given is None else given.data.cast("B"),
                     result=results[worker].data,
                     dtype="float32",
                 )
