@@ -67,3 +67,9 @@ def test_who_comes_a_round_later_is_told_that_the_one_it_has_was_settled_and_fet
     assert [one.round for one in of(ReduceSettled, told) if one.to == "c"] == [FIFTH]
     assert [one.version for one in of(FetchState, told)] == [6]
     assert of(PassReduce, told) == []
+
+
+def test_a_settled_round_says_how_many_it_reached_and_not_how_many_contributed(team) -> None:
+    told = [one for worker in "ab" for one in team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
+    assert team.rounds.workers == 1
+    assert [one.workers for one in of(ReduceSettled, told)] == [2, 2]

@@ -184,7 +184,9 @@ class StepRounds:
             if standing.offer is not None and standing.offer.arrived == held.arrived:
                 standing.offer = None  # it is in that round
             reason = "everybody had it under another scheduler"
-            yield ReduceSettled(to=worker, reduce=None, round=held.arrived, workers=self.workers, reason=reason)
+            yield ReduceSettled(
+                to=worker, reduce=None, round=held.arrived, workers=len(self._standings.of), reason=reason
+            )
 
     def _seek_states(self, now_ns: int) -> Iterator[Instruction]:
         """Let everybody that lacks the model fetch it; where nobody has it, it begins with one of them.
@@ -381,7 +383,7 @@ class StepRounds:
                 to=worker,
                 reduce=None if member is None else member.reduce,
                 round=running.id,
-                workers=self.workers,
+                workers=len(running.parts),
                 reason=reason,
             )
             if member is not None:
