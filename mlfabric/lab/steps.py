@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -66,6 +67,8 @@ class StepWitness:
 
     Args:
         most_delay: how many rounds may be settled between the model that a gradient is computed from and its round.
+        models: returns the digest of each worker's model that is alive, by the number of its life. What nobody has any
+            more may be made again in another way: all who had it may have died.
 
     Attributes:
         finished: how many gradients of each life are in rounds.
@@ -73,17 +76,19 @@ class StepWitness:
         failed: how many gradients were dropped.
     """
 
-    def __init__(self, most_delay: int) -> None:
+    def __init__(self, most_delay: int, models: Callable[[], dict[int, bytes]]) -> None:
         self.finished: Counter[int] = Counter()
         self.failed = self.fetched = 0
-        self._most_delay = most_delay
+        self._most_delay, self._living = most_delay, models
         self._results: dict[Gradient, bytes] = {}
         self._models: dict[bytes, bytes] = {}
+        self._made: dict[bytes, tuple[bytes, bytes]] = {}
+        """From which model, and with which result, each was made."""
         self._had_outcome: set[Gradient] = set()
         self._dropped: set[Gradient] = set()
 
-    def applied(self, life: int, result: RoundResult, total: np.ndarray, digest: bytes) -> None:
-        """Take what a worker has applied, and its model afterwards."""
+    def applied(self, life: int, result: RoundResult, total: np.ndarray, before: bytes, digest: bytes) -> None:
+        """Take what a worker has applied, and its model before and afterwards."""
         inside, bits = gradients_in(total), total.tobytes()
         lives = {each for each, _ in inside}
         assert (len(inside), len(lives)) == (result.updates, result.workers), (
@@ -91,10 +96,22 @@ class StepWitness:
         )
         assert abs(result.rates[0] - sum(lives) / len(lives)) < 1e-3, f"{result.rates} are the rates of {lives}"
         for gradient in sorted(inside):
-            assert self._results.setdefault(gradient, bits) == bits, f"{gradient} is in two different results"
+            if self._results.setdefault(gradient, bits) != bits:
+                found = sorted(number for number, model in self._living().items() if self._has(model, gradient))
+                assert not found, f"{gradient} is in round {result.version}, and in another one that {found} have"
+                self._results[gradient] = bits
             assert gradient not in self._dropped, f"{gradient} is in a result; its worker was told that it was dropped"
+        self._made[digest] = before, bits
         agreed = self._models.setdefault(bits, digest)
         assert agreed == digest, f"life {life} has another model after round {result.version} than others have"
+
+    def _has(self, model: bytes, gradient: Gradient) -> bool:
+        """Tell whether a result that a gradient is in was applied to a model."""
+        while model in self._made:
+            model, bits = self._made[model]
+            if gradient in gradients_in(np.frombuffer(bits, np.float32)):
+                return True
+        return False
 
     def included(self, gradients: frozenset[Gradient], result: RoundResult, total: np.ndarray, delay: int) -> None:
         """Take the news that these gradients of a worker are in a round."""
@@ -139,7 +156,10 @@ class StepJob:
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.witness = StepWitness(self.rounds.tau_max if self.mode is Mode.ELASTIC else 0)
+        self.witness = StepWitness(self.rounds.tau_max if self.mode is Mode.ELASTIC else 0, self._models)
+
+    def _models(self) -> dict[int, bytes]:
+        return {life.number: learner.digest for life, learner in self._learners.items() if life.is_alive}
 
     @property
     def spec(self) -> ModelSpec:
@@ -171,7 +191,7 @@ class _Learner:
     def __init__(self, job: StepJob, life: Life, number: int) -> None:
         self.inbox = RoundInbox(job.workers, self._copy_state)
         self._job, self._life = job, life
-        self._digest = sha256(f"begins as {number}".encode()).digest()
+        self.digest = sha256(f"begins as {number}".encode()).digest()
         self._version = self._steps = 0
         self._offered: np.ndarray = np.zeros(job.rows * ROW, np.float32)
         self._gradients: frozenset[Gradient] = frozenset()
@@ -241,16 +261,16 @@ class _Learner:
         version, life = result.version, self._life
         assert version == self._version + 1, f"round {version} came to {life.name}'s model of version {self._version}"
         total = self._total(result)
-        self._version = version
-        self._digest = sha256(self._digest + total.tobytes()).digest()
-        self._job.witness.applied(life.number, result, total, self._digest)
+        before, after = self.digest, sha256(self.digest + total.tobytes()).digest()
+        self._job.witness.applied(life.number, result, total, before, after)
+        self._version, self.digest = version, after
 
     # State for and from peers
 
     def _copy_state(self) -> StateImage:
         """Copy the digest, as often as makes an image of the model's size."""
         times = self._job.rows * ROW * 4 // DIGEST_BYTES
-        return StateImage(version=self._version, image=memoryview(bytearray(self._digest * times)))
+        return StateImage(version=self._version, image=memoryview(bytearray(self.digest * times)))
 
     async def take_state(self) -> bool:
         """Install the state that was fetched, waiting while it comes; return whether there was any."""
@@ -263,8 +283,8 @@ class _Learner:
         self.inbox.took(coming)
         if state.image is not None:
             image = bytes(state.image)
-            self._digest = image[:DIGEST_BYTES]
-            assert image == self._digest * (len(image) // DIGEST_BYTES), "a state was torn"
+            self.digest = image[:DIGEST_BYTES]
+            assert image == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
             self._job.witness.fetched += 1
         self._version = state.version
         self._life.fabric.note(f"{self._life.name} has the state of version {self._version}")

@@ -200,7 +200,7 @@ class CancelReduce(Told):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceSettled(Told):
-    """Everybody has the result of this attempt, to which ``workers`` contributed; ``reduce`` as in :class:`Reduce`."""
+    """Everybody has the result of this attempt: ``workers`` have it; ``reduce`` as in :class:`Reduce`."""
 
     reduce: ReduceId | None
     round: RoundId

@@ -192,11 +192,11 @@ class Reducing:
         is_here = attempt is not None and attempt.has_arrived and self._is_at(event.round)
         if attempt is not None and is_here:
             self._attempt = None
-            self.settled, self.together = event.round, attempt.plan.workers
+            self.settled, self.together = event.round, event.workers
             self.version = max(self.version, attempt.plan.version)
             if attempt.plan.reduce is not None:
                 del self.open[attempt.plan.reduce]
-            # A new scheduler knows that the round was settled, and not of how many it was.
+            # How many contributed is not how many it reached, and a new scheduler knows neither.
             yield act.FinishReduce(plan=attempt.plan, workers=attempt.plan.workers)
         elif event.reduce is not None and self.open.pop(event.reduce, None) is not None:
             self.settled, self.together = event.round, event.workers

@@ -9,16 +9,18 @@ from typing import Any
 import pytest
 
 from mlfabric import clock
-from mlfabric.protocol import Reduce, RoundArrived
+from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt
 from mlfabric.worker_daemon.open_reductions import Reducing, _Attempt
 from mlfabric.worker_daemon.round_lines import RoundLines
+from mlfabric.worker_daemon.state_transfers import StateTransfers
 
-__all__ = ["BUGS"]
+__all__ = ["BUGS", "STEP_BUGS"]
 
 Patch = pytest.MonkeyPatch
 
@@ -130,6 +132,66 @@ def term_used_again(patch: Patch) -> None:
     """A scheduler takes its term from the time of day alone, and somebody sets that back."""
     patch.setattr(runner, "next_term", lambda state_dir, seen=0: clock.wall_ns() // 10**10)
 
+
+def steps_settled_before_all_have_it(patch: Patch) -> None:
+    """A round that workers apply is over when all of them but one have the result."""
+
+    def arrive(self: Any, running: Any, worker: str, now_ns: int) -> Any:
+        running.arrived.add(worker)
+        if len(running.arrived) >= max(1, len(running.parts) - 1):
+            yield from self._settle(now_ns)
+
+    patch.setattr(StepRounds, "_arrive", arrive)
+
+
+def state_before_it_is_applied(patch: Patch) -> None:
+    """A worker gives its model to a peer though results wait to be applied to it, and says that it has them."""
+    copied = StateTransfers._give
+
+    async def give(self: Any, plan: Any) -> None:
+        copy = self._inbox.copy_state
+        self._inbox.copy_state = lambda: replace(copy(), version=plan.version)
+        self._applied, applied = plan.version, self._applied
+        try:
+            await copied(self, plan)
+        finally:
+            self._inbox.copy_state, self._applied = copy, applied
+
+    patch.setattr(StateTransfers, "_give", give)
+
+
+def kept_gradient_joins_too(patch: Patch) -> None:
+    """A worker is told to keep a gradient that is in the running round."""
+    settle = StepRounds._settle
+
+    def keep(self: Any, now_ns: int) -> Any:
+        running = self._running
+        for told in settle(self, now_ns):
+            if isinstance(told, ReduceSettled) and told.reduce is not None and len(running.members) > 2:
+                yield PassReduce(to=told.to, reduce=told.reduce, keep=True, reason="it is late")
+            else:
+                yield told
+
+    patch.setattr(StepRounds, "_settle", keep)
+
+
+def outcome_of_the_former_scheduler_forgotten(patch: Patch) -> None:
+    """A new scheduler does not tell workers that have the last round's result that it was settled."""
+    place = StepRounds._place
+    patch.setattr(
+        StepRounds,
+        "_place",
+        lambda self, worker, held, now_ns: place(self, worker, replace(held, arrived=None), now_ns),
+    )
+
+
+STEP_BUGS: tuple[Callable[[Patch], None], ...] = (
+    steps_settled_before_all_have_it,
+    state_before_it_is_applied,
+    kept_gradient_joins_too,
+    outcome_of_the_former_scheduler_forgotten,
+)
+"""In jobs whose workers apply rounds by themselves."""
 
 BUGS: tuple[Callable[[Patch], None], ...] = (
     settled_before_all_have_it,

@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.model.specs import Mode
-from mlfabric.protocol import Instruction, ReduceSettled, RoundId, RoundsHeld
+from mlfabric.protocol import (
+    FetchState,
+    Instruction,
+    PassReduce,
+    ReduceSettled,
+    RoundArrived,
+    RoundId,
+    RoundsHeld,
+)
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 
 from .stage import SPEC, Stage, of
@@ -49,3 +57,19 @@ def team() -> Team:
 def test_a_gradient_that_is_not_in_the_round_that_is_found_settled_is_offered_for_the_next_one(team) -> None:
     assert team.rounds.version == 5
     assert (team.rounds.asked_by("a"), team.rounds.asked_by("b")) == (1, 0)
+
+
+def test_who_comes_a_round_later_is_told_that_the_one_it_has_was_settled_and_fetches_the_model(team) -> None:
+    for worker in "ab":  # a's gradient is in a round of the new scheduler
+        team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))
+    assert team.rounds.version == 6
+    told = team.comes("c", HELD, computed_from=4, arrived=FIFTH)
+    assert [one.round for one in of(ReduceSettled, told) if one.to == "c"] == [FIFTH]
+    assert [one.version for one in of(FetchState, told)] == [6]
+    assert of(PassReduce, told) == []
+
+
+def test_a_settled_round_says_how_many_it_reached_and_not_how_many_contributed(team) -> None:
+    told = [one for worker in "ab" for one in team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
+    assert team.rounds.workers == 1
+    assert [one.workers for one in of(ReduceSettled, told)] == [2, 2]

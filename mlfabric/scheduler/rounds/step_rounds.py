@@ -65,6 +65,8 @@ class StepRounds:
         self._carrying = Carrying(context, spec.name)
         self._standings = Standings()
         self._settled: RoundId | None = None
+        self._found: RoundId | None = None
+        """The last round that was settled under another scheduler; not all of its workers may know that."""
         self._began: RoundId | None = None
         self._since_full = 0
         self._held: dict[str, RoundsHeld] = {}
@@ -158,6 +160,7 @@ class StepRounds:
             if last is not None and last.term != self._context.config.term.number:
                 # All have this result, so another scheduler may have settled it, and have told some so.
                 self.version, self._settled = newest.version + 1, last
+        self._found = self._settled
         for worker, held in sorted(self._held.items()):
             yield from self._place(worker, held, now_ns)
         self._held.clear()
@@ -175,16 +178,19 @@ class StepRounds:
             if self._running is not None:
                 yield from self._carrying.void(f"{worker} has version {held.version}")
             self.version, self._settled = held.version, held.settled
+            self._found = held.settled
             for other in self._standings.of.values():
                 other.is_current = False
         lacks = self.version - held.version
         standing.is_current = held.has_state and lacks == 0 and held.settled == self._settled
-        if held.has_state and lacks == 1 and self._settled is not None and held.arrived == self._settled:
-            standing.is_current = True
-            if standing.offer is not None and standing.offer.arrived == self._settled:
+        if held.has_state and lacks > 0 and held.arrived is not None and held.arrived in (self._settled, self._found):
+            standing.is_current = held.arrived == self._settled
+            if standing.offer is not None and standing.offer.arrived == held.arrived:
                 standing.offer = None  # it is in that round
             reason = "everybody had it under another scheduler"
-            yield ReduceSettled(to=worker, reduce=None, round=self._settled, workers=self.workers, reason=reason)
+            yield ReduceSettled(
+                to=worker, reduce=None, round=held.arrived, workers=len(self._standings.of), reason=reason
+            )
 
     def _seek_states(self, now_ns: int) -> Iterator[Instruction]:
         """Let everybody that lacks the model fetch it; where nobody has it, it begins with one of them.
@@ -279,7 +285,7 @@ class StepRounds:
         standing, outcome = self._standings.of.get(worker), self._outcomes.get(event.reduce[:2])
         if outcome is not None and outcome.reduce == event.reduce:
             yield outcome
-        elif standing is None or (event.arrived is not None and event.arrived == self._settled):
+        elif standing is None or (event.arrived is not None and event.arrived in (self._settled, self._found)):
             return  # its last round has just been settled for it
         elif running is not None and (member := running.members.get(worker)) and member.reduce == event.reduce:
             if event.arrived == running.id:
@@ -400,7 +406,7 @@ class StepRounds:
                 to=worker,
                 reduce=None if member is None else member.reduce,
                 round=running.id,
-                workers=self.workers,
+                workers=len(running.parts),
                 reason=reason,
             )
             if member is not None:
