@@ -236,7 +236,7 @@ class _Case:
             loads, latency_ns = self._host_loads(fans, sizes), self._network.star_latency_ns
         else:
             loads, latency_ns = self._loads(trees, sizes)
-        span_ns = max(1, *(self._link_ns(link, size_bytes) for link, size_bytes in loads.items()))
+        span_ns = max(1, max((self._link_ns(link, size_bytes) for link, size_bytes in loads.items()), default=1))
         if span_ns >= HORIZON_NS - self._ready_ns:
             return None
         used = [(tree, size) for tree, size in zip(trees, sizes, strict=True) if size or len(sizes) == 1]

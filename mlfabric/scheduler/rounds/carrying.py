@@ -5,6 +5,7 @@ One round is carried at a time. Who is in it, and what follows from its end, oth
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
@@ -23,6 +24,10 @@ __all__ = ["FIRST_PAUSE_NS", "MOST_BREAKS", "Carrying"]
 FIRST_PAUSE_NS = 20_000_000
 MOST_BREAKS = 8
 OVERDUE_TIMES = 2
+LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
+"""A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
+after so long. Each attempt that fails doubles that."""
+_REMEMBERED = 8
 
 
 class Carrying:
@@ -46,6 +51,8 @@ class Carrying:
         self._model = model
         self._links, self._trust = RoundLinks(), Trust()
         self._probing = Probing(context.network)
+        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        """What the last rounds took, ns for each byte."""
 
     @property
     def probes(self) -> ProbeCount:
@@ -140,6 +147,7 @@ class Carrying:
         hosts = self._hosts(running)
         self._links.learn(self._context.network, running, hosts)
         self.rhythm.settled(now_ns)
+        self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = 0
@@ -170,18 +178,34 @@ class Carrying:
             yield CancelReduce(to=worker, round=running.id, reason=reason)
 
     def overdue_ns(self) -> int | None:
-        """Return when a round in stripes has taken so much longer than others that it is given up; None for never."""
-        running, others_ns = self.running, self._trust.others_ns_per_byte
-        if running is None or running.shape is not Shape.STRIPES or running.late or others_ns is None:
+        """Return when the round is given up: at the latest when it counts as lost; None while some are late.
+
+        One in stripes is given up much earlier where other shapes are known to do better.
+        """
+        running = self.running
+        if running is None or running.late:
             return None
-        return running.since_ns + round(OVERDUE_TIMES * others_ns * running.size_bytes)
+        if (better_ns := self._better_ns(running)) is not None:
+            return running.since_ns + better_ns
+        usual_ns = round(LOST_TIMES * max(self._took) * running.size_bytes) if self._took else FIRST_LOST_NS
+        return running.since_ns + (max(LEAST_LOST_NS, usual_ns) << min(self.breaks, MOST_BREAKS))
+
+    def _better_ns(self, running: RunningRound) -> int | None:
+        """Return how long a round in stripes may take, as other shapes do better; None if that is unknown."""
+        others_ns = self._trust.others_ns_per_byte
+        is_known = running.shape is Shape.STRIPES and others_ns is not None
+        return round(OVERDUE_TIMES * others_ns * running.size_bytes) if is_known and others_ns is not None else None
 
     def give_up(self, now_ns: int) -> Iterator[Instruction]:
-        """Void a round that is overdue; the next one goes in another shape."""
+        """Void a round that is overdue; where other shapes do better, the next one has another shape."""
         assert self.running is not None, "nothing is to be given up"
-        took_ns = now_ns - self.running.since_ns
-        self._trust.failed(took_ns / self.running.size_bytes)
-        yield from self.void(f"it has taken {took_ns / 1e9:.1f} s, {OVERDUE_TIMES} times as long as other shapes do")
+        took_ns, is_beaten = now_ns - self.running.since_ns, self._better_ns(self.running) is not None
+        if is_beaten:
+            self._trust.failed(took_ns / self.running.size_bytes)
+        else:
+            self.breaks += 1
+        than = f"{OVERDUE_TIMES} times as long as other shapes do" if is_beaten else "so it counts as lost"
+        yield from self.void(f"it has taken {took_ns / 1e9:.1f} s, {than}")
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
         return {worker: self._context.host(worker) for worker in running.parts}
