@@ -111,9 +111,9 @@ class RoundInbox:
         return not self._results and self._state is None
 
     def take(self) -> RoundResult | None:
-        """Take the next result; None if none waits."""
+        """Take the next result; None if none waits, or if a state is to be taken before."""
         with self._lock:
-            return self._results.popleft() if self._results else None
+            return self._results.popleft() if self._results and self._state is None else None
 
     def take_state(self) -> StateImage | None:
         """Take the state that was fetched, waiting while it comes; None if there is nothing to take.

@@ -165,13 +165,15 @@ class RoundOptimizer(TakenOver):
 
     def _apply_all(self) -> None:
         """Install the state that was fetched, if any, and apply the rounds whose results are here."""
-        self._take_state()
         gradients = [parameter.grad for parameter in self._flat.parameters]
         try:
-            while (result := self._inbox.take()) is not None:
-                if result.version > self.version:
+            while not self._inbox.is_empty:
+                self._take_state()
+                result = self._inbox.take()
+                if result is not None and result.version > self.version:
                     self._apply(result)
-                self._inbox.give_back(result.total)
+                if result is not None:
+                    self._inbox.give_back(result.total)
         finally:
             for parameter, gradient in zip(self._flat.parameters, gradients, strict=True):
                 parameter.grad = gradient

@@ -99,17 +99,21 @@ def test_one_that_takes_twice_as_long_as_rings_did_is_done_again_as_a_ring(uneve
     assert uneven.begin() is Shape.RING
 
 
-def test_a_ring_is_never_given_up(uneven) -> None:
+def test_a_ring_is_given_up_only_when_it_counts_as_lost(uneven) -> None:
     assert uneven.begin() is Shape.RING
-    uneven.wait(100 * RING_MS)
+    uneven.wait(9 * RING_MS)
     assert uneven.tick() == []
+    uneven.wait(100 * RING_MS)
+    assert ("CancelReduce", "a") in told(uneven.tick())
 
 
-def test_stripes_are_not_given_up_before_anything_else_was_made() -> None:
+def test_the_first_round_has_a_minute() -> None:
     job = Uneven()
     assert job.begin() is Shape.STRIPES
-    job.wait(100 * RING_MS)
+    job.wait(59_000)
     assert job.tick() == []
+    job.wait(2_000)
+    assert ("CancelReduce", "a") in told(job.tick())
 
 
 def test_who_has_not_asked_is_waited_for(uneven) -> None:
