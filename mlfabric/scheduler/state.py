@@ -214,7 +214,7 @@ class SchedulerState:
             case RoundArrived() if event.model in self.reductions:
                 yield from self.reductions[event.model].arrived(event, now_ns)
             case StateArrived() if isinstance(rounds := self.reductions.get(event.model), StepRounds):
-                yield from rounds.state_arrived(event, now_ns)
+                rounds.state_arrived(event, now_ns)
             case StateBroken() if isinstance(rounds := self.reductions.get(event.model), StepRounds):
                 yield from rounds.state_broken(event, now_ns)
             case LinkProbed() if event.model in self.reductions:

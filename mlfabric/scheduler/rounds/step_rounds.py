@@ -4,12 +4,6 @@ There is no server. Every worker has model and optimizer, and applies the settle
 same bits. A round's *members* contribute a gradient; all other workers that have the newest model are *receivers*: the
 result comes to them while they compute. Once all of them have it the round is *settled* and makes the next version;
 nobody applies a round that is not. Whoever breaks off earlier makes it void, and it is planned anew without that one.
-
-A worker that joins, or is too far behind, fetches model and optimizer state from a peer. From then on the results of
-further rounds come to it, too.
-
-A new scheduler learns from the workers which version is the newest, and who has it. It waits for a while until all have
-spoken.
 """
 
 from __future__ import annotations
@@ -19,28 +13,23 @@ from collections.abc import Iterator
 from mlfabric.methods import Late, round_rule_of
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
-    BeginState,
-    FetchState,
-    GiveState,
     Instruction,
     LinkProbed,
     PassReduce,
-    Peer,
     ReduceRequested,
     ReduceSettled,
     RoundArrived,
     RoundBroken,
-    RoundId,
     RoundsHeld,
     StateArrived,
     StateBroken,
 )
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.records import MemberRecord
 from mlfabric.scheduler.rounds.carrying import Carrying
+from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
-from mlfabric.scheduler.rounds.standings import Standing, Standings
 
 __all__ = ["StepRounds"]
 
@@ -49,8 +38,7 @@ class StepRounds:
     """The rounds of one model.
 
     Attributes:
-        version: how many were settled.
-        done: how many of these this scheduler has seen.
+        done: how many were settled under this scheduler.
         workers: how many contributed to the last one.
         waits_for: what the next one waits for, in words.
         passed, dropped: how many gradients were kept for their workers' next ones, and how many were dropped.
@@ -58,23 +46,20 @@ class StepRounds:
 
     def __init__(self, context: Context, spec: ModelSpec) -> None:
         self.spec = spec
-        self.version = self.done = self.workers = self.passed = self.dropped = 0
+        self.done = self.workers = self.passed = self.dropped = 0
         self.waits_for = ""
         self._context = context
         self._rule = round_rule_of(spec)
         self._carrying = Carrying(context, spec.name)
-        self._standings = Standings()
-        self._settled: RoundId | None = None
-        self._found: RoundId | None = None
-        """The last round that was settled under another scheduler; not all of its workers may know that."""
-        self._began: RoundId | None = None
+        self._states = ModelStates(context, spec.name, self._carrying, self._drop)
+        self._standings = self._states.standings
         self._since_full = 0
-        self._held: dict[str, RoundsHeld] = {}
-        self._may_return: dict[str, int] = {}
-        """Until when workers may come back that had the model and fell silent."""
-        self._forms_ns: int | None = None
-        self._is_formed = False
         self._outcomes: dict[tuple[str, int], ReduceSettled | PassReduce] = {}
+
+    @property
+    def version(self) -> int:
+        """How many rounds were settled."""
+        return self._states.version
 
     @property
     def how(self) -> str:
@@ -123,7 +108,7 @@ class StepRounds:
         name, running = self.spec.name, self._running
         for worker, standing in self._standings.of.items():
             assert self._context.is_here(worker), f"{name}: {worker} is waited for and not here"
-            may_offer = standing.has_state or not self._is_formed
+            may_offer = standing.has_state or not self._states.is_formed
             assert standing.offer is None or may_offer, f"{name}: {worker} offers without a model"
         if running is not None:
             assert running.version == self.version + 1, f"{name}: {running.id} is of version {running.version}"
@@ -136,146 +121,34 @@ class StepRounds:
 
     def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
         """Take in what a worker says that joins or comes back."""
-        self._may_return.pop(worker, None)
-        self._standings.of[worker] = Standing(applied=held.applied, since_ns=now_ns)
-        if not self._is_formed:
-            self._held[worker] = held
-            self._forms_ns = self._forms_ns or now_ns + self._context.config.silence_ns
-            if len(self._held) >= max(each.together for each in self._held.values()):
-                yield from self._form(now_ns)
-            return
-        yield from self._place(worker, held, now_ns)
-        yield from self._seek_states(now_ns)
+        self._forget(worker)
+        yield from self._states.holds(worker, held, now_ns)
+        yield from self._judge_all(now_ns)
 
-    def _form(self, now_ns: int) -> Iterator[Instruction]:
-        """Begin with the newest version that anybody has."""
-        self._is_formed = True
-        having = {worker: held for worker, held in self._held.items() if held.has_state}
-        if having:
-            newest = max(having.values(), key=lambda held: (held.version, held.settled or RoundId(0, 0)))
-            self.version, self._settled = newest.version, newest.settled
-            current = [h for h in having.values() if (h.version, h.settled) == (newest.version, newest.settled)]
-            arrived = {held.arrived for held in current}
-            last = arrived.pop() if len(arrived) == 1 else None
-            if last is not None and last.term != self._context.config.term.number:
-                # All have this result, so another scheduler may have settled it, and have told some so.
-                self.version, self._settled = newest.version + 1, last
-        self._found = self._settled
-        for worker, held in sorted(self._held.items()):
-            yield from self._place(worker, held, now_ns)
-        self._held.clear()
-        yield from self._seek_states(now_ns)
-        for worker in list(self._standings.offers()):
-            yield from self._judge(worker, now_ns)
+    def _forget(self, worker: str) -> None:
+        """Forget the outcomes of earlier processes of a worker's name, and of workers that nobody knows any more."""
+        members = self._context.members
+        gone = [
+            (name, incarnation)
+            for name, incarnation in self._outcomes
+            if name not in members or (name == worker and members[name].member.incarnation != incarnation)
+        ]
+        for key in gone:
+            del self._outcomes[key]
 
-    def _place(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
-        """Say whether a worker has the newest version; tell it if its last round was settled meanwhile.
-
-        Whoever comes with a newer version than is known here comes late to a new scheduler: it is right.
-        """
-        standing = self._standings.of[worker]
-        if held.has_state and held.version > self.version:
-            if self._running is not None:
-                yield from self._carrying.void(f"{worker} has version {held.version}")
-            self.version, self._settled = held.version, held.settled
-            self._found = held.settled
-            for other in self._standings.of.values():
-                other.is_current = False
-        lacks = self.version - held.version
-        standing.is_current = held.has_state and lacks == 0 and held.settled == self._settled
-        if held.has_state and lacks > 0 and held.arrived is not None and held.arrived in (self._settled, self._found):
-            standing.is_current = held.arrived == self._settled
-            if standing.offer is not None and standing.offer.arrived == held.arrived:
-                standing.offer = None  # it is in that round
-            reason = "everybody had it under another scheduler"
-            yield ReduceSettled(
-                to=worker, reduce=None, round=held.arrived, workers=len(self._standings.of), reason=reason
-            )
-
-    def _seek_states(self, now_ns: int) -> Iterator[Instruction]:
-        """Let everybody that lacks the model fetch it; where nobody has it, it begins with one of them.
-
-        A worker that is behind computes, and fetches the model when it is through with that.
-        """
-        of = self._standings.of
-        if not self._is_formed or not of:
-            return
-        if not any(standing.has_state for standing in of.values()):
-            if self._returning_ns(now_ns) is not None:
-                return
-            yield self._begin_model(min(of, key=lambda worker: (-of[worker].applied, worker)))
-        for worker, standing in sorted(of.items()):
-            if not standing.is_current and not standing.is_behind:
-                yield from self._fetch(worker, standing)
-
-    def _returning_ns(self, now_ns: int) -> int | None:
-        """Return until when to wait for a worker that had the model and may come back; None if there is none."""
-        self._may_return = {worker: until for worker, until in self._may_return.items() if until > now_ns}
-        return min(self._may_return.values(), default=None)
-
-    def _begin_model(self, first: str) -> BeginState:
-        """Let the model go on with what a worker has that is not the newest version."""
-        standing = self._standings.of[first]
-        self.version = standing.applied = max(self.version, standing.applied)
-        standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
-        began = self._began = self._settled = self._carrying.take_id()
-        name, reason = self.spec.name, f"no other worker has version {self.version}"
-        return BeginState(to=first, model=name, round=began, version=self.version, reason=reason)
-
-    def _fetch(self, worker: str, standing: Standing) -> Iterator[Instruction]:
-        """Have a worker fetch the state of the version that the running round makes, or the newest one."""
-        peer = self._standings.peer_for(worker)
-        if peer is None:
-            return
-        version, settled = self.version, self._settled
-        if self._running is not None:
-            version, settled = self._running.version, self._running.id
-        assert settled is not None, "a model that a peer has has begun"
-        offer = standing.offer
-        standing.is_current, standing.fetches_from, standing.fetches = True, peer, settled
-        standing.applied, standing.offer = version, None
-        name, ticket = self.spec.name, self._context.tickets.next()
-        reason = f"{worker} lacks version {version} of {name}"
-        yield GiveState(to=peer, model=name, peer=Peer(worker, "", ticket), version=version, reason=reason)
-        address = self._context.address(peer)
-        giver = Peer(peer, address, ticket)
-        yield FetchState(to=worker, model=name, peer=giver, version=version, round=settled, reason=reason)
-        if offer is not None:
-            yield self._pass(offer, Late.IS_DROPPED, reason)
-
-    def state_arrived(self, event: StateArrived, now_ns: int) -> Iterator[Instruction]:
+    def state_arrived(self, event: StateArrived, now_ns: int) -> None:
         """Count a worker in again that has fetched the model."""
-        standing = self._standings.of.get(event.worker)
-        if standing is not None and standing.fetches_from and standing.fetches == event.round:
-            standing.fetches_from = ""
-            standing.computes_from(event.version, now_ns)
-        yield from ()
+        self._states.fetched(event, now_ns)
 
     def state_broken(self, event: StateBroken, now_ns: int) -> Iterator[Instruction]:
         """Have a worker fetch the model from another peer."""
-        standing = self._standings.of.get(event.worker)
-        if standing is not None and standing.fetches_from and standing.fetches == event.round:
-            standing.is_current = False
-            yield from self._seek_states(now_ns)
+        yield from self._states.not_fetched(event, now_ns)
 
     def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         """Go on without a worker."""
-        worker = record.member.name
-        self._outcomes.pop((worker, record.member.incarnation), None)
-        if self.is_reducing(worker):
+        if self.is_reducing(record.member.name):
             yield from self._carrying.void(reason)
-        self._held.pop(worker, None)
-        gone = self._standings.of.pop(worker, None)
-        if gone is not None and gone.has_state and record.state is MemberState.SILENT:
-            self._may_return[worker] = record.since_ns + self._context.config.silence_ns
-        elif record.state is MemberState.LEFT:
-            self._may_return.pop(worker, None)
-        if gone is None:
-            return
-        for other in self._standings.of.values():
-            if other.fetches_from == worker:
-                other.is_current = False
-        yield from self._seek_states(record.since_ns)
+        yield from self._states.gone(record)
 
     # Gradients
 
@@ -285,17 +158,17 @@ class StepRounds:
         standing, outcome = self._standings.of.get(worker), self._outcomes.get(event.reduce[:2])
         if outcome is not None and outcome.reduce == event.reduce:
             yield outcome
-        elif standing is None or (event.arrived is not None and event.arrived in (self._settled, self._found)):
+        elif standing is None or self._states.knows(event.arrived):
             return  # its last round has just been settled for it
         elif running is not None and (member := running.members.get(worker)) and member.reduce == event.reduce:
             if event.arrived == running.id:
                 yield from self._arrive(running, worker, now_ns)
             else:
                 yield running.told(worker)
-        elif self._is_formed and not standing.has_state:
+        elif self._states.is_formed and not standing.has_state:
             standing.is_behind = False
-            yield from self._seek_states(now_ns)
-            yield self._pass(event, Late.IS_DROPPED, f"it was computed from version {event.computed_from}; too old")
+            yield from self._states.seek(now_ns)
+            yield self._drop(event, f"it was computed from version {event.computed_from}; too old")
         else:
             self._carrying.rhythm.asked(worker, now_ns)
             self._standings.offered(standing, event, now_ns)
@@ -305,12 +178,19 @@ class StepRounds:
         """Say what becomes of a gradient that is in no round, now that the model is at this version."""
         standing = self._standings.of[worker]
         offer = standing.offer
-        if offer is None or not self._is_formed:
+        if offer is None or not self._states.is_formed:
             return
         delay = self.version - offer.computed_from
         if (late := self._rule.late(delay)) is not Late.JOINS:
             standing.computes_from(self.version, now_ns)
             yield self._pass(offer, late, f"{delay} rounds were made without it")
+
+    def _judge_all(self, now_ns: int) -> Iterator[Instruction]:
+        for worker in list(self._standings.offers()):
+            yield from self._judge(worker, now_ns)
+
+    def _drop(self, offer: ReduceRequested, reason: str) -> PassReduce:
+        return self._pass(offer, Late.IS_DROPPED, reason)
 
     def _pass(self, offer: ReduceRequested, late: Late, reason: str) -> PassReduce:
         is_kept = late is Late.IS_KEPT
@@ -326,12 +206,9 @@ class StepRounds:
         if self._running is not None:
             self.waits_for = ""
             return self._carrying.overdue_ns()
-        if not self._is_formed:
-            self.waits_for = "more workers"
-            return self._forms_ns
-        if self._standings.of and not any(standing.has_state for standing in self._standings.of.values()):
-            self.waits_for = ", ".join(sorted(self._may_return)) or "a worker that has the model"
-            return min(self._may_return.values(), default=None)
+        if waits_for := self._states.waits_for:
+            self.waits_for = waits_for
+            return self._states.due_ns()
         who = self._standings.readiness(self.version + 1, self._since_full)
         slow = self._held_up_by()
         begins_ns = None if slow or not who.ready_ns else self._rule.begins_ns(who, now_ns)
@@ -342,13 +219,8 @@ class StepRounds:
         return max(begins_ns, self._carrying.not_before_ns)
 
     def _held_up_by(self) -> list[str]:
-        """Return the workers that the next round waits for, as too many results wait at them to be applied.
-
-        The first round of a model waits for all that fetch it: they are to begin together.
-        """
+        """Return the workers that the next round waits for, as too many results wait at them to be applied."""
         of = self._standings.of
-        if self._began is not None and self._settled == self._began:
-            return sorted(worker for worker, standing in of.items() if standing.fetches_from)
         behind = self._standings.behind(self.version, self._rule.most_waiting)
         return [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
 
@@ -359,12 +231,13 @@ class StepRounds:
             if overdue_ns is None or now_ns < overdue_ns:
                 return
             yield from self._carrying.give_up(now_ns)
-        elif not self._is_formed:
-            yield from self._form(now_ns)
+        elif not self._states.is_formed:
+            yield from self._states.form(now_ns)
+            yield from self._judge_all(now_ns)
         else:
-            yield from self._seek_states(now_ns)
+            yield from self._states.seek(now_ns)
         due_ns = self.due_ns(now_ns)
-        if due_ns is not None and due_ns <= now_ns and self._is_formed:
+        if due_ns is not None and due_ns <= now_ns and not self._states.waits_for:
             yield from self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> Iterator[Instruction]:
@@ -372,7 +245,7 @@ class StepRounds:
         if len({(h.size_bytes, h.dtype, len(h.rates)) for h in heads.values()}) > 1:
             for head in heads.values():
                 self._standings.of[head.reduce.worker].computes_from(self.version, now_ns)
-                yield self._pass(head, Late.IS_DROPPED, difference_of(heads))
+                yield self._drop(head, difference_of(heads))
             return
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
@@ -396,29 +269,25 @@ class StepRounds:
 
     def _settle(self, now_ns: int) -> Iterator[Instruction]:
         running = self._carrying.settle(now_ns)
-        self.version, self._settled = running.version, running.id
+        version, reached = running.version, frozenset(running.parts)
         self.done, self.workers = self.done + 1, len(running.members)
         self._since_full = self._since_full + 1 if running.receivers else 0
-        reason = f"all {len(running.parts)} workers have it"
+        reason = f"all {len(reached)} workers have it"
         for worker in running.parts:
             member = running.members.get(worker)
             settled = ReduceSettled(
                 to=worker,
                 reduce=None if member is None else member.reduce,
                 round=running.id,
-                workers=len(running.parts),
+                workers=len(reached),
                 reason=reason,
             )
             if member is not None:
                 self._outcomes[member.reduce[:2]] = settled
-                self._standings.of[worker].computes_from(self.version, now_ns)
+                self._standings.of[worker].computes_from(version, now_ns)
             yield settled
-        for worker, standing in self._standings.of.items():
-            if worker not in running.parts and standing.has_state:
-                standing.is_current = False  # it came back while the round was under way
-        yield from self._seek_states(now_ns)
-        for worker in list(self._standings.offers()):
-            yield from self._judge(worker, now_ns)
+        yield from self._states.settle(version, running.id, reached, now_ns)
+        yield from self._judge_all(now_ns)
         yield from self._carrying.probe(running, self._standings.offers())
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:

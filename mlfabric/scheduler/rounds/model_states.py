@@ -1,0 +1,231 @@
+"""Which version of a model is the newest, which workers have it, and how the others get it. Pure.
+
+The model is with the workers alone. A worker that joins, or is too far behind, fetches model and optimizer state from a
+peer. From then on the results of further rounds come to it, too. Where no worker has the newest version any more, the
+model goes on with what one of them has; before that, workers that had it and fell silent are waited for.
+
+A new scheduler learns from the workers which version is the newest, and who has it. It waits for a while until all have
+spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from mlfabric.protocol import (
+    BeginState,
+    FetchState,
+    GiveState,
+    Instruction,
+    PassReduce,
+    Peer,
+    ReduceRequested,
+    ReduceSettled,
+    RoundId,
+    RoundsHeld,
+    StateArrived,
+    StateBroken,
+)
+from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.rounds.carrying import Carrying
+from mlfabric.scheduler.rounds.standings import Standing, Standings
+
+__all__ = ["ModelStates"]
+
+
+class ModelStates:
+    """The states of one model.
+
+    Args:
+        context: gives addresses and tickets.
+        model: its name.
+        carrying: has the round that is under way.
+        drop: drops the gradient of a worker that fetches the model; is given the reason.
+
+    Attributes:
+        standings: of all workers that are here.
+        version: how many rounds were settled.
+        settled: the last of them, or what stands for the model's beginning.
+        is_formed: whether it is known which version is the newest.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        model: str,
+        carrying: Carrying,
+        drop: Callable[[ReduceRequested, str], PassReduce],
+    ) -> None:
+        self.standings = Standings()
+        self.version = 0
+        self.settled: RoundId | None = None
+        self.is_formed = False
+        self._context, self._model, self._carrying, self._drop = context, model, carrying, drop
+        self._found: RoundId | None = None
+        """The last round that was settled under another scheduler; not all of its workers may know that."""
+        self._began: RoundId | None = None
+        self._held: dict[str, RoundsHeld] = {}
+        self._may_return: dict[str, int] = {}
+        """Until when workers may come back that had the model and fell silent."""
+        self._forms_ns: int | None = None
+
+    @property
+    def nobody_has_it(self) -> bool:
+        """Whether workers are here, and none of them has the newest version."""
+        of = self.standings.of
+        return bool(of) and not any(standing.has_state for standing in of.values())
+
+    @property
+    def waits_for(self) -> str:
+        """What the model waits for before rounds can be made, in words; "" for nothing."""
+        if not self.is_formed:
+            return "more workers"
+        if self.nobody_has_it:
+            return ", ".join(sorted(self._may_return)) or "a worker that has the model"
+        return ", ".join(self._beginners())
+
+    def _beginners(self) -> list[str]:
+        """Return who fetches a model that no round was made of: all begin together."""
+        is_new = self._began is not None and self.settled == self._began
+        return sorted(worker for worker, one in self.standings.of.items() if is_new and one.fetches_from)
+
+    def due_ns(self) -> int | None:
+        """Return when to go on though something is waited for; None to wait on."""
+        return min(self._may_return.values(), default=None) if self.is_formed else self._forms_ns
+
+    def knows(self, round_id: RoundId | None) -> bool:
+        """Tell whether a round is known to be settled, though its workers may not know it."""
+        return round_id is not None and round_id in (self.settled, self._found)
+
+    def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
+        """Take in what a worker says that joins or comes back."""
+        self._may_return.pop(worker, None)
+        self.standings.of[worker] = Standing(applied=held.applied, since_ns=now_ns)
+        if self.is_formed:
+            yield from self._place(worker, held)
+            yield from self.seek(now_ns)
+            return
+        self._held[worker] = held
+        self._forms_ns = self._forms_ns or now_ns + self._context.config.silence_ns
+        if len(self._held) >= max(each.together for each in self._held.values()):
+            yield from self.form(now_ns)
+
+    def form(self, now_ns: int) -> Iterator[Instruction]:
+        """Begin with the newest version that anybody has."""
+        self.is_formed = True
+        having = [held for held in self._held.values() if held.has_state]
+        if having:
+            newest = max(having, key=lambda held: (held.version, held.settled or RoundId(0, 0)))
+            self.version, self.settled = newest.version, newest.settled
+            current = [h for h in having if (h.version, h.settled) == (newest.version, newest.settled)]
+            arrived = {held.arrived for held in current}
+            last = arrived.pop() if len(arrived) == 1 else None
+            if last is not None and last.term != self._context.config.term.number:
+                # All have this result, so another scheduler may have settled it, and have told some so.
+                self.version, self.settled = newest.version + 1, last
+        self._found = self.settled
+        for worker, held in sorted(self._held.items()):
+            yield from self._place(worker, held)
+        self._held.clear()
+        yield from self.seek(now_ns)
+
+    def _place(self, worker: str, held: RoundsHeld) -> Iterator[Instruction]:
+        """Say whether a worker has the newest version; tell it if its last round was settled meanwhile.
+
+        Whoever comes with a newer version than is known here comes late to a new scheduler: it is right.
+        """
+        of = self.standings.of
+        if held.has_state and held.version > self.version:
+            if self._carrying.running is not None:
+                yield from self._carrying.void(f"{worker} has version {held.version}")
+            self.version, self.settled, self._found = held.version, held.settled, held.settled
+            for other in of.values():
+                other.is_current = False
+        standing, lacks = of[worker], self.version - held.version
+        standing.is_current = held.has_state and lacks == 0 and held.settled == self.settled
+        if held.has_state and lacks > 0 and held.arrived is not None and self.knows(held.arrived):
+            standing.is_current = held.arrived == self.settled
+            if standing.offer is not None and standing.offer.arrived == held.arrived:
+                standing.offer = None  # it is in that round
+            reason = "everybody had it under another scheduler"
+            yield ReduceSettled(to=worker, reduce=None, round=held.arrived, workers=len(of), reason=reason)
+
+    def seek(self, now_ns: int) -> Iterator[Instruction]:
+        """Let everybody that lacks the model fetch it; where nobody has it, it goes on with what one of them has.
+
+        A worker that is behind computes, and fetches the model when it is through with that.
+        """
+        of = self.standings.of
+        if not self.is_formed:
+            return
+        if self.nobody_has_it:
+            self._may_return = {worker: until for worker, until in self._may_return.items() if until > now_ns}
+            if self._may_return:
+                return
+            yield self._begin(min(of, key=lambda worker: (-of[worker].applied, worker)))
+        for worker, standing in sorted(of.items()):
+            if not standing.is_current and not standing.is_behind:
+                yield from self._fetch(worker, standing)
+
+    def _begin(self, first: str) -> BeginState:
+        standing = self.standings.of[first]
+        self.version = standing.applied = max(self.version, standing.applied)
+        standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
+        began = self._began = self.settled = self._carrying.take_id()
+        reason = f"no other worker has version {self.version}"
+        return BeginState(to=first, model=self._model, round=began, version=self.version, reason=reason)
+
+    def _fetch(self, worker: str, standing: Standing) -> Iterator[Instruction]:
+        """Have a worker fetch the state of the version that the running round makes, or the newest one."""
+        peer, running = self.standings.peer_for(worker), self._carrying.running
+        if peer is None:
+            return
+        version, settled = (self.version, self.settled) if running is None else (running.version, running.id)
+        assert settled is not None, "a model that a peer has has begun"
+        offer = standing.offer
+        standing.is_current, standing.fetches_from, standing.fetches = True, peer, settled
+        standing.applied, standing.offer = version, None
+        name, ticket = self._model, self._context.tickets.next()
+        reason = f"{worker} lacks version {version} of {name}"
+        yield GiveState(to=peer, model=name, peer=Peer(worker, "", ticket), version=version, reason=reason)
+        giver = Peer(peer, self._context.address(peer), ticket)
+        yield FetchState(to=worker, model=name, peer=giver, version=version, round=settled, reason=reason)
+        if offer is not None:
+            yield self._drop(offer, reason)
+
+    def fetched(self, event: StateArrived, now_ns: int) -> None:
+        """Count a worker in again that has fetched the model."""
+        standing = self.standings.of.get(event.worker)
+        if standing is not None and standing.fetches_from and standing.fetches == event.round:
+            standing.fetches_from = ""
+            standing.computes_from(event.version, now_ns)
+
+    def not_fetched(self, event: StateBroken, now_ns: int) -> Iterator[Instruction]:
+        """Have a worker fetch the model from another peer."""
+        standing = self.standings.of.get(event.worker)
+        if standing is not None and standing.fetches_from and standing.fetches == event.round:
+            standing.is_current = False
+            yield from self.seek(now_ns)
+
+    def gone(self, record: MemberRecord) -> Iterator[Instruction]:
+        """Go on without a worker; it may come back if it fell silent."""
+        worker = record.member.name
+        self._held.pop(worker, None)
+        gone = self.standings.of.pop(worker, None)
+        if record.state is MemberState.LEFT:
+            self._may_return.pop(worker, None)
+        elif gone is not None and gone.has_state:
+            self._may_return[worker] = record.since_ns + self._context.config.silence_ns
+        for other in self.standings.of.values():
+            if other.fetches_from == worker:
+                other.is_current = False
+        yield from self.seek(record.since_ns)
+
+    def settle(self, version: int, round_id: RoundId, reached: frozenset[str], now_ns: int) -> Iterator[Instruction]:
+        """Note that a round has made a version, and which workers its result has reached."""
+        self.version, self.settled = version, round_id
+        for worker, standing in self.standings.of.items():
+            if worker not in reached and standing.has_state:
+                standing.is_current = False  # it came back while the round was under way
+        yield from self.seek(now_ns)
