@@ -56,7 +56,7 @@ def fuzz(
     seeds: Annotated[int, typer.Option(help="How many to play.", min=1)] = 100,
     first: Annotated[int, typer.Option(help="The first of them.", min=0)] = 0,
     collective: Annotated[
-        bool, typer.Option("--collective", help="Play AllReduce jobs, with the real shells.")
+        bool, typer.Option("--collective", help="Play jobs without a server, with the real shells.")
     ] = False,
     events: Annotated[
         int,
@@ -73,10 +73,10 @@ def fuzz(
     lost, disks fill up, clocks differ. After every event is checked that nothing was lost or applied twice, and that
     every bound holds. A seed that fails says how to play it again; then the exit code is 1.
 
-    With --collective, AllReduce jobs are played. The event loop and the network are emulated, and all else is the real
-    thing: the scheduler's and the workers' shells, messages, data connections. It is checked that every result is a sum
-    of tensors that were given, each once; that all who get it get the same; that nobody misses a round without being
-    told; and that everybody goes on after the storm.
+    With --collective, AllReduce jobs and jobs of elastic and partial rounds are played. The event loop and the network
+    are emulated, and all else is the real thing: the scheduler's and the workers' shells, messages, data connections.
+    It is checked that every result is a sum of tensors that were given, each once; that all who get it get the same;
+    that nobody misses a round without being told; and that everybody goes on after the storm.
     """
     numbers = range(first, first + seeds)
     jobs = min(jobs or len(os.sched_getaffinity(0)), seeds)
