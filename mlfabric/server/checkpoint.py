@@ -110,7 +110,7 @@ def _names_of(kind: type[Any]) -> list[str]:
 
 
 _EXTRA = _names_of(CheckpointExtra)
-_SPEC = [name for name in _names_of(ModelSpec) if name not in ("layout", "rule", "workers")]
+_SPEC = [name for name in _names_of(ModelSpec) if name not in ("layout", "rule", "workers", "rounds")]
 
 
 def load(path: Path) -> Loaded:

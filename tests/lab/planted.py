@@ -12,6 +12,7 @@ from mlfabric import clock
 from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
+from mlfabric.scheduler.rounds.carrying import Carrying
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import actions as act
@@ -119,8 +120,9 @@ def silent_worker_not_left_out(patch: Patch) -> None:
 
 
 def dead_worker_is_waited_for(patch: Patch) -> None:
-    """A round is not void when one of its workers is gone."""
+    """A round is not void when one of its workers is gone, nor when it takes far too long."""
     patch.setattr(Rounds, "is_reducing", lambda self, worker: False)
+    patch.setattr(Carrying, "overdue_ns", lambda self: None)
 
 
 def left_worker_is_waited_for(patch: Patch) -> None:

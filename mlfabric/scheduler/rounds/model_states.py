@@ -91,8 +91,11 @@ class ModelStates:
         return sorted(worker for worker, one in self.standings.of.items() if is_new and one.fetches_from)
 
     def due_ns(self) -> int | None:
-        """Return when to go on though something is waited for; None to wait on."""
-        return min(self._may_return.values(), default=None) if self.is_formed else self._forms_ns
+        """Return when to go on though something is waited for; None to wait on, as for workers that begin together."""
+        if self.is_formed:
+            return min(self._may_return.values(), default=None)
+        has_begun = any(held.settled is not None for held in self._held.values())
+        return self._forms_ns if has_begun else None
 
     def knows(self, round_id: RoundId | None) -> bool:
         """Tell whether a round is known to be settled, though its workers may not know it."""
