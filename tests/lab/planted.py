@@ -13,6 +13,7 @@ from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.rounds.carrying import Carrying
+from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import actions as act
@@ -179,12 +180,8 @@ def kept_gradient_joins_too(patch: Patch) -> None:
 
 def outcome_of_the_former_scheduler_forgotten(patch: Patch) -> None:
     """A new scheduler does not tell workers that have the last round's result that it was settled."""
-    place = StepRounds._place
-    patch.setattr(
-        StepRounds,
-        "_place",
-        lambda self, worker, held, now_ns: place(self, worker, replace(held, arrived=None), now_ns),
-    )
+    place = ModelStates._place
+    patch.setattr(ModelStates, "_place", lambda self, worker, held: place(self, worker, replace(held, arrived=None)))
 
 
 STEP_BUGS: tuple[Callable[[Patch], None], ...] = (
