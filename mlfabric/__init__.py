@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
     from mlfabric.worker_daemon.register import register_as_worker, wrap
+    from mlfabric.worker_daemon.round_optimizer import RoundOptimizer, RoundOutcome
     from mlfabric.worker_daemon.sampler import FabricSampler
     from mlfabric.worker_daemon.worker import PushHandle, Worker
 
@@ -64,6 +65,8 @@ __all__ = [
     "RefusedError",
     "ReplicaOptions",
     "ReplicaServer",
+    "RoundOptimizer",
+    "RoundOutcome",
     "RuleKind",
     "RuleSpec",
     "Schedule",
@@ -92,6 +95,8 @@ _LAZY = {
     "ReplicaOptions": "mlfabric.server.replica_service",
     "ReplicaServer": "mlfabric.server.replica_register",
     "ReduceHandle": "mlfabric.worker_daemon.reduce_tensors",
+    "RoundOptimizer": "mlfabric.worker_daemon.round_optimizer",
+    "RoundOutcome": "mlfabric.worker_daemon.round_optimizer",
     "Server": "mlfabric.server.register",
     "ServerOptions": "mlfabric.server.service",
     "Worker": "mlfabric.worker_daemon.worker",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from mlfabric.errors import LayoutError
+from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import DTYPE_BYTES
 from mlfabric.worker_daemon.attempts import padded_bytes
 
@@ -23,15 +23,18 @@ class FlatGradients:
 
     Args:
         parameters: those that the optimizer steps.
-        buffers: floating-point ones that the workers have the mean of.
+        model: of whose floating-point buffers the workers have the mean; not of those with NaN or Inf now, which are
+            masks that no step changes. A module may assign a buffer anew.
 
     Raises:
         LayoutError: there is nothing to train, or a parameter is of a dtype that cannot travel.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], buffers: Sequence[torch.Tensor]) -> None:
-        self.parameters, self._buffers = list(parameters), list(buffers)
-        dtypes = {t.dtype for t in (*self.parameters, *self._buffers)}
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> None:
+        self.parameters, self._model = list(parameters), model
+        self._names = [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+        buffers = self._buffers()
+        dtypes = {t.dtype for t in (*self.parameters, *buffers)}
         names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
         if not self.parameters or not names <= DTYPE_BYTES.keys():
             given = f"parameters of {', '.join(sorted(names)) or 'none'}"
@@ -39,7 +42,11 @@ class FlatGradients:
         self._torch_dtype = dtypes.pop() if len(dtypes) == 1 else _widest(dtypes)
         self.dtype = str(self._torch_dtype).removeprefix("torch.")
         self._gradients = sum(p.numel() for p in self.parameters)
-        self._numel = self._gradients + len(self.parameters) + sum(b.numel() for b in self._buffers)
+        self._numel = self._gradients + len(self.parameters) + sum(b.numel() for b in buffers)
+
+    def _buffers(self) -> list[torch.Tensor]:
+        present = dict(self._model.named_buffers())
+        return [present[name] for name in self._names]
 
     @property
     def size_bytes(self) -> int:
@@ -56,12 +63,20 @@ class FlatGradients:
         return torch.zeros(self._numel, dtype=self._torch_dtype)
 
     def add_into(self, flat: torch.Tensor, *, fresh: bool) -> bool:
-        """Put the present gradients and buffers into a flat tensor; return whether all gradients are finite.
+        """Put the present gradients and buffers into a flat tensor; return whether all of that is finite.
 
         Args:
             flat: written to.
             fresh: whatever it has is overwritten; else gradients are added to those that it has.
+
+        Raises:
+            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed.
         """
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not gradients:
+            raise UsageError("step without a gradient: call backward() on a loss of this model first")
+        if any(gradient.layout is not torch.strided for gradient in gradients):
+            raise UsageError("step with a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
         had = flat[self._gradients : self._gradients + len(self.parameters)]
         for i, (parameter, place) in enumerate(zip(self.parameters, self._places(flat), strict=True)):
             if fresh:
@@ -76,7 +91,7 @@ class FlatGradients:
                 place.copy_(gradient)
             else:
                 place.add_(gradient.to(place.device, place.dtype))
-        for buffer, place in zip(self._buffers, self._buffer_places(flat), strict=True):
+        for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             place.copy_(buffer.detach().reshape(-1))
         return bool(torch.isfinite(flat).all())
 
@@ -93,7 +108,7 @@ class FlatGradients:
         for parameter, place, count in zip(self.parameters, self._places(flat), had, strict=True):
             mean = place.view(parameter.shape).to(parameter.device, parameter.dtype)
             parameter.grad = mean if count else None
-        for buffer, place in zip(self._buffers, self._buffer_places(flat), strict=True):
+        for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             buffer.copy_(place.div_(workers).view(buffer.shape))
 
     def _places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -104,7 +119,7 @@ class FlatGradients:
 
     def _buffer_places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         at = self._gradients + len(self.parameters)
-        for buffer in self._buffers:
+        for buffer in self._buffers():
             yield flat[at : at + buffer.numel()]
             at += buffer.numel()
 

@@ -8,8 +8,9 @@ from typing import Literal, TypedDict, Unpack, overload
 
 import torch
 
-from mlfabric.arguments import enum_of, integer_of, number_of
+from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
+from mlfabric.errors import UsageError
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Mode, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.argument_types import check_arguments
@@ -19,6 +20,7 @@ from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
 from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
+from mlfabric.worker_daemon.round_arguments import check_steps_alone, round_options
 from mlfabric.worker_daemon.round_inbox import RoundInbox
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
 from mlfabric.worker_daemon.sigterm import drain_on_sigterm
@@ -119,6 +121,9 @@ def register_as_worker(
         settings=settings,
     )
     check_arguments(rule=rule, observer=observer)
+    if how.mode in (Mode.ELASTIC, Mode.PARTIAL):
+        advice = f"mlfabric.wrap(optimizer, model, mode={how.mode.value!r})"
+        raise UsageError(f"register_as_worker in mode {how.mode.value}; allowed: the other modes, or {advice}")
     rule = _placed(rule or RuleSpec(), momentum_at, how.mode)
     return _register(model, rule, Shaping(rule), how, observer)
 
@@ -157,9 +162,9 @@ class WrapOptions(TypedDict, total=False):
     workers: int | None
     servers: int
     overlap: bool
-    at_least: float
-    quorum: str | int
-    full_every: int
+    at_least: float | None
+    quorum: str | int | None
+    full_every: int | None
     init: str | Path | int
     keep: bool
     resume: bool | None
@@ -192,9 +197,9 @@ def wrap(
     workers: int | None = None,
     servers: int = 1,
     overlap: bool = False,
-    at_least: float = 0.5,
-    quorum: str | int = "majority",
-    full_every: int = 32,
+    at_least: float | None = None,
+    quorum: str | int | None = None,
+    full_every: int | None = None,
     init: str | Path | int = "first",
     keep: bool = False,
     resume: bool | None = None,
@@ -228,14 +233,16 @@ def wrap(
             :func:`register_as_worker`.
         tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
             round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
-        at_least: elastic: the share of the workers that make a round at the least; 1.0 waits for all.
-        quorum: partial: ``"solo"``, ``"majority"``, ``"full"``, or a number of workers; see ``RoundOptions``.
-        full_every: partial: after so many rounds without some, one waits for all.
+        at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.
+        quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, or a number of workers; see
+            ``RoundOptions``.
+        full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
         slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings: as for
             :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
 
     Raises:
-        UsageError: no rule does what the optimizer does, or it does not hold all of the model's trainable parameters.
+        UsageError: with a server, no rule does what the optimizer does, or it does not hold all of the model's
+            trainable parameters; without one, its ``step`` needs a closure; or the mode lacks an option that is given.
         Else as :func:`register_as_worker`.
     """
     check_arguments(optimizer=optimizer, module=model)
@@ -255,13 +262,10 @@ def wrap(
         scheduler=scheduler,
         settings=settings,
     )
-    if not how.mode.has_server:
-        options = RoundOptions(
-            tau_max=2 if tau_max is None else tau_max,
-            at_least=number_of("at_least", at_least),
-            quorum=str(quorum),
-            full_every=integer_of("full_every", full_every),
-        )
+    given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
+    given |= {"slack": slack, "servers": servers, "overlap": overlap}
+    if (options := round_options(how.mode, tau_max=tau_max, given=given)) is not None:
+        check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options)
     placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
     rule, shaping = steps_of(optimizer, model, placed)

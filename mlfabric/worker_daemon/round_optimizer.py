@@ -89,7 +89,7 @@ class RoundOptimizer(TakenOver):
         self._passes_late = passes_late
         self._together = together
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._flat = FlatGradients(parameters, [b for b in model.buffers() if b.is_floating_point()])
+        self._flat = FlatGradients(parameters, model)
         self._offered = self._flat.empty()
         self._kept = 0
         """How many gradients of earlier steps are in ``_offered``."""
@@ -108,6 +108,7 @@ class RoundOptimizer(TakenOver):
         Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
 
         Raises:
+            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed.
             FabricClosedError: the worker has left the fabric.
         """
         loss = None
@@ -208,7 +209,7 @@ class RoundOptimizer(TakenOver):
     # Leaving
 
     def leave(self, detail: str = "done") -> None:
-        """Leave the fabric; a second call does nothing. Also a context manager's end."""
+        """Leave the fabric; a second call does nothing. The end of the process does it, too."""
         if not self._left:
             self._left = True
             atexit.unregister(self.leave)

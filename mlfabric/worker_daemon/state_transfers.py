@@ -27,6 +27,8 @@ __all__ = ["StateTransfers"]
 
 log = logging.getLogger("mlfabric.worker")
 MOST_BYTES = 1 << 40
+ASKED_WITHIN_S = 60.0
+"""So long a peer is waited for that was told to fetch the state; it may have died, or been told of another giver."""
 
 
 class StateTransfers:
@@ -108,7 +110,11 @@ class StateTransfers:
 
     async def _give(self, plan: GiveState) -> None:
         try:
-            async with self._lines.visit(plan.peer.ticket, FrameKind.WANT) as visit:
+            async with (
+                asyncio.timeout(ASKED_WITHIN_S) as limit,
+                self._lines.visit(plan.peer.ticket, FrameKind.WANT) as visit,
+            ):
+                limit.reschedule(None)
                 await self._until(plan.version)
                 state = await asyncio.to_thread(self._inbox.copy_state)
                 assert state.image is not None, "a copy has bytes"
@@ -122,8 +128,8 @@ class StateTransfers:
                 record = await visit.connection.send(frame, (state.image,))
                 if record is not None:
                     self._recorded(record, plan.peer.worker)
-        except FabricError as error:
-            log.info("state for %s: %s", plan.peer.worker, error)
+        except (FabricError, TimeoutError) as error:
+            log.info("state for %s: %s", plan.peer.worker, error or "it did not come for it")
 
     async def _until(self, version: int) -> None:
         """Wait until the training thread has applied a version."""

@@ -51,11 +51,12 @@ def caught_up(running: Fabric, workers: list[Any]) -> int:
 @pytest.mark.parametrize("mode", ["all-reduce", "elastic", "partial"])
 def test_all_have_the_same_weights(mode: str, kind: str) -> None:
     models = [small_model(seed) for seed in range(3)]
+    options = {"at_least": 0.3} if mode == "elastic" else {}
     workers: dict[int, Any] = {}
     steps = Counter[int]()
 
     def work(rank: int) -> None:
-        wrapped = workers[rank] = joined(running, rank, models[rank], kind, mode=mode, workers=3, at_least=0.3)
+        wrapped = workers[rank] = joined(running, rank, models[rank], kind, mode=mode, workers=3, **options)
         while wrapped.version < ROUNDS:
             gradients(models[rank], 10 * wrapped.version + rank)
             wrapped.step()
@@ -219,3 +220,52 @@ def test_each_step_uses_the_mean_of_the_members_learning_rates() -> None:
     for one, other in zip(alone.parameters(), models[0].parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
     assert same(models)
+
+
+class Masked(torch.nn.Module):
+    """A model with a mask of -inf, as transformers have it, and with statistics that it assigns anew."""
+
+    mask: torch.Tensor
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+        self.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+        return torch.softmax(self.layer(inputs) + self.mask[0], -1)
+
+
+def test_masks_stay_and_statistics_become_the_mean() -> None:
+    models = [Masked() for _ in range(2)]
+    with Fabric() as running:
+
+        def work(rank: int) -> None:
+            worker = joined(running, rank, models[rank], mode="all-reduce", workers=2)
+            models[rank].forward(torch.full((4, 3), 10.0 * rank)).square().sum().backward()
+            worker.step()
+            assert worker.last.included
+            worker.leave()
+
+        together(*(partial(work, rank) for rank in range(2)))
+    assert same(models)
+    assert torch.allclose(models[0].mean, torch.full((3,), 0.5))
+    assert models[0].mask.isinf().any()
+
+
+def test_a_step_without_a_gradient_or_with_a_sparse_one_is_refused_and_changes_nothing() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    with Fabric() as running:
+        worker = mlfabric.wrap(
+            torch.optim.SGD(model.parameters(), lr=1.0), model, settings=running.settings(), mode="elastic"
+        )
+        with pytest.raises(mlfabric.UsageError, match="call backward"):
+            worker.step()
+        model(torch.tensor([1])).sum().backward()
+        with pytest.raises(mlfabric.UsageError, match="dense ones"):
+            worker.step()
+        assert worker.version == 0
+        worker.leave()

@@ -12,8 +12,8 @@ from mlfabric import clock
 from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
-from mlfabric.scheduler.rounds.carrying import Carrying
 from mlfabric.scheduler.rounds.model_states import ModelStates
+from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import actions as act
@@ -123,7 +123,7 @@ def silent_worker_not_left_out(patch: Patch) -> None:
 def dead_worker_is_waited_for(patch: Patch) -> None:
     """A round is not void when one of its workers is gone, nor when it takes far too long."""
     patch.setattr(Rounds, "is_reducing", lambda self, worker: False)
-    patch.setattr(Carrying, "overdue_ns", lambda self: None)
+    patch.setattr(RoundCarrier, "overdue_ns", lambda self: None)
 
 
 def left_worker_is_waited_for(patch: Patch) -> None:

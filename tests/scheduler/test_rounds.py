@@ -30,7 +30,7 @@ from mlfabric.protocol import (
     Tick,
 )
 from mlfabric.scheduler.meter import Meter
-from mlfabric.scheduler.rounds.carrying import MOST_BREAKS
+from mlfabric.scheduler.rounds.round_carrier import MOST_BREAKS
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.telemetry import SchedulerMetrics
 

@@ -67,7 +67,7 @@ class GetTable:
             f"{self._model}: gets that wait and are planned: {self.waiting.keys() & self.planned.keys()}"
         )
 
-    # Carrying plans out
+    # RoundCarrier plans out
 
     def _carry_out(self, found: Plan, helpers: Mapping[str, Member]) -> Iterator[Instruction]:
         """Reserve what a plan needs and instruct whoever is concerned: sources before those who come to them."""

@@ -28,7 +28,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.rounds.carrying import Carrying
+from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.standings import Standing, Standings
 
 __all__ = ["ModelStates"]
@@ -40,7 +40,7 @@ class ModelStates:
     Args:
         context: gives addresses and tickets.
         model: its name.
-        carrying: has the round that is under way.
+        carrier: has the round that is under way.
         drop: drops the gradient of a worker that fetches the model; is given the reason.
 
     Attributes:
@@ -54,14 +54,14 @@ class ModelStates:
         self,
         context: Context,
         model: str,
-        carrying: Carrying,
+        carrier: RoundCarrier,
         drop: Callable[[ReduceRequested, str], PassReduce],
     ) -> None:
         self.standings = Standings()
         self.version = 0
         self.settled: RoundId | None = None
         self.is_formed = False
-        self._context, self._model, self._carrying, self._drop = context, model, carrying, drop
+        self._context, self._model, self._carrier, self._drop = context, model, carrier, drop
         self._found: RoundId | None = None
         """The last round that was settled under another scheduler; not all of its workers may know that."""
         self._began: RoundId | None = None
@@ -140,8 +140,8 @@ class ModelStates:
         """
         of = self.standings.of
         if held.has_state and held.version > self.version:
-            if self._carrying.running is not None:
-                yield from self._carrying.void(f"{worker} has version {held.version}")
+            if self._carrier.running is not None:
+                yield from self._carrier.void(f"{worker} has version {held.version}")
             self.version, self.settled, self._found = held.version, held.settled, held.settled
             for other in of.values():
                 other.is_current = False
@@ -175,13 +175,13 @@ class ModelStates:
         standing = self.standings.of[first]
         self.version = standing.applied = max(self.version, standing.applied)
         standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
-        began = self._began = self.settled = self._carrying.take_id()
+        began = self._began = self.settled = self._carrier.take_id()
         reason = f"no other worker has version {self.version}"
         return BeginState(to=first, model=self._model, round=began, version=self.version, reason=reason)
 
     def _fetch(self, worker: str, standing: Standing) -> Iterator[Instruction]:
         """Have a worker fetch the state of the version that the running round makes, or the newest one."""
-        peer, running = self.standings.peer_for(worker), self._carrying.running
+        peer, running = self.standings.peer_for(worker), self._carrier.running
         if peer is None:
             return
         version, settled = (self.version, self.settled) if running is None else (running.version, running.id)

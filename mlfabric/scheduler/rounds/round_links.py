@@ -4,7 +4,7 @@ Whoever has bytes ready at the beginning of a round sends them as fast as it can
 full, and what its interface carried at best is what that link can carry. The same holds for the way down of who sums
 what several others send. Of other links a round tells only that they carry at least what they did; after a while they
 are taken to be as fast as they ever were, and get more to do, which shows it. A link whose streams were held to their
-shares of it (``modes/shares.py``) is full too, but does not show whether it could carry more. A ring goes at the pace
+shares of it (``methods/shares.py``) is full too, but does not show whether it could carry more. A ring goes at the pace
 of its slowest link and fills no other.
 """
 

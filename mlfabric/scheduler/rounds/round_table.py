@@ -31,8 +31,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord, MemberState
-from mlfabric.scheduler.rounds.carrying import MOST_BREAKS, Carrying
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
+from mlfabric.scheduler.rounds.round_carrier import MOST_BREAKS, RoundCarrier
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
 
 __all__ = ["Rounds"]
@@ -51,7 +51,7 @@ class Rounds:
         self.waits_for = ""
         self._context = context
         self._queues: dict[str, deque[ReduceRequested]] = {}
-        self._carrying = Carrying(context, spec.name)
+        self._carrier = RoundCarrier(context, spec.name)
         self._formed = self._waits_for_all = False
         self._since_ns: int | None = None
         self._asked: set[tuple[str, int]] = set()
@@ -80,16 +80,16 @@ class Rounds:
     @property
     def waits_for_workers(self) -> bool:
         """Whether the next round waits for workers, not for a way to plan it."""
-        return self.waits_for not in ("", self._carrying.no_way)
+        return self.waits_for not in ("", self._carrier.no_way)
 
     @property
     def how(self) -> str:
         """How the last round that began was planned."""
-        return self._carrying.how
+        return self._carrier.how
 
     @property
     def _running(self) -> RunningRound | None:
-        return self._carrying.running
+        return self._carrier.running
 
     @property
     def running(self) -> int:
@@ -99,7 +99,7 @@ class Rounds:
     @property
     def probes(self) -> ProbeCount:
         """What became of the probes between rounds."""
-        return self._carrying.probes
+        return self._carrier.probes
 
     def is_reducing(self, worker: str) -> bool:
         """Tell whether a worker takes part in the running round."""
@@ -139,7 +139,7 @@ class Rounds:
             yield outcome
             return
         self._asked.add(key)
-        self._carrying.rhythm.asked(event.reduce.worker, now_ns)
+        self._carrier.rhythm.asked(event.reduce.worker, now_ns)
         self._may_return.pop(key, None)
         if key in self._left_out:
             self._left_out.remove(key)
@@ -175,7 +175,7 @@ class Rounds:
             return
         request, first = queue[0], next(iter(running.members.values()))
         if (request.size_bytes, request.dtype, request.op) != (first.size_bytes, first.dtype, first.op):
-            yield from self._carrying.void(f"{request.reduce.worker} asks for something else")
+            yield from self._carrier.void(f"{request.reduce.worker} asks for something else")
             return
         running.members[request.reduce.worker] = request
         running.since_ns = now_ns
@@ -198,9 +198,9 @@ class Rounds:
         running = self._running
         if running is None or running.id != event.round:
             return
-        self._carrying.broken(now_ns)
-        yield from self._carrying.void(f"{event.worker}: {event.detail}")
-        breaks = self._carrying.breaks
+        self._carrier.broken(now_ns)
+        yield from self._carrier.void(f"{event.worker}: {event.detail}")
+        breaks = self._carrier.breaks
         if breaks >= MOST_BREAKS:
             yield from self._fail_heads(f"{breaks} attempts failed, the last one at {event.worker}: {event.detail}")
 
@@ -209,9 +209,9 @@ class Rounds:
         worker = record.member.name
         key = (worker, record.member.incarnation)
         if self.is_reducing(worker):
-            yield from self._carrying.void(reason)
+            yield from self._carrier.void(reason)
         self._queues.pop(worker, None)
-        self._carrying.rhythm.forget(worker)
+        self._carrier.rhythm.forget(worker)
         if record.state is MemberState.SILENT and key in self._asked:
             patience_ns = 0 if record.lost else self._context.config.round_patience_ns
             until_ns = record.since_ns + patience_ns
@@ -230,7 +230,7 @@ class Rounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ", ".join(self._running.late)
-            return self._carrying.overdue_ns()
+            return self._carrier.overdue_ns()
         if self._since_ns is None:
             return None
         here = self._here()
@@ -241,15 +241,15 @@ class Rounds:
             return None
         returning_ns = max(self._may_return.values(), default=0)
         formed_ns = self._formed_ns(len(here))
-        self.waits_for = "more workers" if formed_ns is None else self._carrying.no_way
-        return None if formed_ns is None else max(early_ns, formed_ns, returning_ns, self._carrying.not_before_ns)
+        self.waits_for = "more workers" if formed_ns is None else self._carrier.no_way
+        return None if formed_ns is None else max(early_ns, formed_ns, returning_ns, self._carrier.not_before_ns)
 
     def _early_ns(self, here: Sequence[str], missing: Sequence[str]) -> int | None:
         """Return from when on the missing need not be waited for; 0 if none is, None if they must be."""
         if not missing:
             return 0 if here else None
         may_be_early = self._formed and not self._waits_for_all and not self._may_return
-        return self._carrying.rhythm.early_ns(here) if may_be_early and self._carrying.trusts_stripes else None
+        return self._carrier.rhythm.early_ns(here) if may_be_early and self._carrier.trusts_stripes else None
 
     def _here(self) -> list[str]:
         return [m.member.name for m in self._context.here(Role.WORKER) if m.model == self.spec.name]
@@ -270,10 +270,10 @@ class Rounds:
         One that is overdue is given up first.
         """
         if self._running is not None:
-            overdue_ns = self._carrying.overdue_ns()
+            overdue_ns = self._carrier.overdue_ns()
             if overdue_ns is None or now_ns < overdue_ns:
                 return
-            yield from self._carrying.give_up(now_ns)
+            yield from self._carrier.give_up(now_ns)
         self._left_out |= self._may_return.keys()
         self._may_return.clear()
         self._formed = True
@@ -290,26 +290,26 @@ class Rounds:
         yield from self._begin(heads, late, now_ns)
 
     def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
-        shaped = self._carrying.shape(heads, late, (), now_ns)
+        shaped = self._carrier.shape(heads, late, (), now_ns)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
             return
-        running = self._carrying.begin(shaped, heads, late, (), now_ns)
+        running = self._carrier.begin(shaped, heads, late, (), now_ns)
         yield from map(running.told, heads) if running is not None else ()
 
     def _settle(self, now_ns: int) -> Iterator[Instruction]:
-        running = self._carrying.settle(now_ns)
+        running = self._carrier.settle(now_ns)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
         self._settled = running.id
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
-        yield from self._carrying.probe(running, [worker for worker, queue in self._queues.items() if queue])
+        yield from self._carrier.probe(running, [worker for worker, queue in self._queues.items() if queue])
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
-        self._carrying.probed(event)
+        self._carrier.probed(event)
 
     def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
         settled = ReduceSettled(
@@ -319,13 +319,13 @@ class Rounds:
         return settled
 
     def _fail_heads(self, reason: str) -> Iterator[Instruction]:
-        self._carrying.breaks = 0
+        self._carrier.breaks = 0
         for queue in self._queues.values():
             if queue:
                 yield self._fail(queue.popleft(), reason)
 
     def _fail(self, request: ReduceRequested, reason: str) -> ReduceFailed:
-        self._carrying.rhythm.forget(request.reduce.worker)
+        self._carrier.rhythm.forget(request.reduce.worker)
         failed = ReduceFailed(to=request.reduce.worker, reduce=request.reduce, reason=reason)
         self._outcomes[request.reduce[:2]] = failed
         return failed

@@ -26,9 +26,9 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord
-from mlfabric.scheduler.rounds.carrying import Carrying
 from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
+from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
 
 __all__ = ["StepRounds"]
@@ -50,8 +50,8 @@ class StepRounds:
         self.waits_for = ""
         self._context = context
         self._rule = round_rule_of(spec)
-        self._carrying = Carrying(context, spec.name)
-        self._states = ModelStates(context, spec.name, self._carrying, self._drop)
+        self._carrier = RoundCarrier(context, spec.name)
+        self._states = ModelStates(context, spec.name, self._carrier, self._drop)
         self._standings = self._states.standings
         self._since_full = 0
         self._outcomes: dict[tuple[str, int], ReduceSettled | PassReduce] = {}
@@ -64,7 +64,7 @@ class StepRounds:
     @property
     def how(self) -> str:
         """How the last round that began was planned."""
-        return self._carrying.how
+        return self._carrier.how
 
     @property
     def waiting(self) -> int:
@@ -74,7 +74,7 @@ class StepRounds:
     @property
     def waits_for_workers(self) -> bool:
         """Whether the next round waits for workers, not for a way to plan it."""
-        return self.waits_for not in ("", self._carrying.no_way)
+        return self.waits_for not in ("", self._carrier.no_way)
 
     @property
     def running(self) -> int:
@@ -84,11 +84,11 @@ class StepRounds:
     @property
     def probes(self) -> ProbeCount:
         """What became of the probes between rounds."""
-        return self._carrying.probes
+        return self._carrier.probes
 
     @property
     def _running(self) -> RunningRound | None:
-        return self._carrying.running
+        return self._carrier.running
 
     def is_reducing(self, worker: str) -> bool:
         """Tell whether a worker takes part in the running round."""
@@ -147,7 +147,7 @@ class StepRounds:
     def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         """Go on without a worker."""
         if self.is_reducing(record.member.name):
-            yield from self._carrying.void(reason)
+            yield from self._carrier.void(reason)
         yield from self._states.gone(record)
 
     # Gradients
@@ -170,7 +170,7 @@ class StepRounds:
             yield from self._states.seek(now_ns)
             yield self._drop(event, f"it was computed from version {event.computed_from}; too old")
         else:
-            self._carrying.rhythm.asked(worker, now_ns)
+            self._carrier.rhythm.asked(worker, now_ns)
             self._standings.offered(standing, event, now_ns)
             yield from self._judge(worker, now_ns)
 
@@ -205,7 +205,7 @@ class StepRounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ""
-            return self._carrying.overdue_ns()
+            return self._carrier.overdue_ns()
         if waits_for := self._states.waits_for:
             self.waits_for = waits_for
             return self._states.due_ns()
@@ -215,8 +215,8 @@ class StepRounds:
         if begins_ns is None:
             self.waits_for = ", ".join(slow or sorted(who.computing_ns)) if who.ready_ns else ""
             return None
-        self.waits_for = self._carrying.no_way
-        return max(begins_ns, self._carrying.not_before_ns)
+        self.waits_for = self._carrier.no_way
+        return max(begins_ns, self._carrier.not_before_ns)
 
     def _held_up_by(self) -> list[str]:
         """Return the workers that the next round waits for, as too many results wait at them to be applied."""
@@ -227,10 +227,10 @@ class StepRounds:
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round, if it is time, and tell everyone its part; give up one that is overdue."""
         if self._running is not None:
-            overdue_ns = self._carrying.overdue_ns()
+            overdue_ns = self._carrier.overdue_ns()
             if overdue_ns is None or now_ns < overdue_ns:
                 return
-            yield from self._carrying.give_up(now_ns)
+            yield from self._carrier.give_up(now_ns)
         elif not self._states.is_formed:
             yield from self._states.form(now_ns)
             yield from self._judge_all(now_ns)
@@ -250,9 +250,9 @@ class StepRounds:
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
         receivers = self._standings.receivers()
-        shaped = self._carrying.shape(heads, (), receivers, now_ns)
+        shaped = self._carrier.shape(heads, (), receivers, now_ns)
         who = self._standings.who_is_in(now_ns)
-        running = self._carrying.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
+        running = self._carrier.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
         yield from map(running.told, running.parts) if running is not None else ()
 
     def arrived(self, event: RoundArrived, now_ns: int) -> Iterator[Instruction]:
@@ -268,7 +268,7 @@ class StepRounds:
             yield from self._settle(now_ns)
 
     def _settle(self, now_ns: int) -> Iterator[Instruction]:
-        running = self._carrying.settle(now_ns)
+        running = self._carrier.settle(now_ns)
         version, reached = running.version, frozenset(running.parts)
         self.done, self.workers = self.done + 1, len(running.members)
         self._since_full = self._since_full + 1 if running.receivers else 0
@@ -288,15 +288,15 @@ class StepRounds:
             yield settled
         yield from self._states.settle(version, running.id, reached, now_ns)
         yield from self._judge_all(now_ns)
-        yield from self._carrying.probe(running, self._standings.offers())
+        yield from self._carrier.probe(running, self._standings.offers())
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
         """Void a round that one of its workers cannot do."""
         running = self._running
         if running is not None and running.id == event.round:
-            self._carrying.broken(now_ns)
-            yield from self._carrying.void(f"{event.worker}: {event.detail}")
+            self._carrier.broken(now_ns)
+            yield from self._carrier.void(f"{event.worker}: {event.detail}")
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
-        self._carrying.probed(event)
+        self._carrier.probed(event)

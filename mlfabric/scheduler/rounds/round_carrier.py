@@ -19,7 +19,7 @@ from mlfabric.scheduler.rounds.round_parts import parts_of
 from mlfabric.scheduler.rounds.running_round import RunningRound
 from mlfabric.scheduler.rounds.trust import Made, Trust
 
-__all__ = ["FIRST_PAUSE_NS", "MOST_BREAKS", "Carrying"]
+__all__ = ["FIRST_PAUSE_NS", "MOST_BREAKS", "RoundCarrier"]
 
 FIRST_PAUSE_NS = 20_000_000
 MOST_BREAKS = 8
@@ -30,7 +30,7 @@ after so long. Each attempt that fails doubles that."""
 _REMEMBERED = 8
 
 
-class Carrying:
+class RoundCarrier:
     """The round of one model that is under way, and what earlier ones have taught.
 
     Attributes:

@@ -1,0 +1,64 @@
+"""What ``wrap`` is given of rounds: which option belongs to which mode, and which optimizers can be used."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from mlfabric.arguments import integer_of, number_of
+from mlfabric.errors import UsageError
+from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.specs import Mode
+
+__all__ = ["check_steps_alone", "round_options"]
+
+_BELONGS = {"at_least": Mode.ELASTIC, "quorum": Mode.PARTIAL, "full_every": Mode.PARTIAL}
+_WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1, "overlap": False}
+"""Options of modes with a server, and what they are if they are not given."""
+
+
+def round_options(mode: Mode, *, tau_max: int | None, given: Mapping[str, Any]) -> RoundOptions | None:
+    """Return the options of rounds without a server; None if the mode has a server.
+
+    Args:
+        mode: of the job.
+        tau_max: None if it was not given.
+        given: the other options by name; those of rounds are None if they were not given.
+
+    Raises:
+        UsageError: an option was given that the mode does not have.
+        ConfigError: one is out of range.
+    """
+    for name, owner in _BELONGS.items():
+        if given[name] is not None and mode is not owner:
+            raise UsageError(f"{name}={given[name]!r} in mode {mode.value}; allowed: in mode {owner.value} only")
+    if mode.has_server:
+        return None
+    for name, absent in _WITH_SERVER.items():
+        if given[name] != absent:
+            raise UsageError(f"{name}={given[name]!r} in mode {mode.value}, which has no server; leave it out")
+    if tau_max is not None and mode is not Mode.ELASTIC:
+        raise UsageError(f"tau_max={tau_max} in mode {mode.value}; allowed: in modes elastic and asynchronous only")
+    chosen: dict[str, Any] = {} if tau_max is None else {"tau_max": tau_max}
+    if given["at_least"] is not None:
+        chosen["at_least"] = number_of("at_least", given["at_least"])
+    if given["quorum"] is not None:
+        chosen["quorum"] = str(given["quorum"])
+    if given["full_every"] is not None:
+        chosen["full_every"] = integer_of("full_every", given["full_every"])
+    return RoundOptions(**chosen)
+
+
+def check_steps_alone(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that computes gradients by itself, as LBFGS does: a round has one gradient of each worker.
+
+    Raises:
+        UsageError: its ``step`` needs a closure.
+    """
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        given = f"{type(optimizer).__name__}, whose step needs a closure"
+        raise UsageError(f"wrap of {given}; allowed: optimizers that step without one, as SGD and AdamW do")
