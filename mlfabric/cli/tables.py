@@ -18,6 +18,8 @@ __all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "tabl
 WIDTH_WITHOUT_TERMINAL = 160
 _STYLE_OF_STATE = {"here": "green", "silent": "yellow", "left": "dim"}
 
+_WITHOUT_SERVER = frozenset(mode.value for mode in Mode if not mode.has_server)
+
 
 def console() -> Console:
     """Return where tables are printed; wide enough for a table if it is no terminal."""
@@ -114,8 +116,8 @@ def _bound(model: fabric_pb2.ModelStatus) -> str:
 
 
 def _delays(model: fabric_pb2.ModelStatus) -> tuple[str, str]:
-    """Return median and longest delay of a model whose updates have any."""
-    if model.mode == Mode.ALL_REDUCE.value:
+    """Return median and longest delay of a model whose server counts them."""
+    if model.mode in _WITHOUT_SERVER:
         return "-", "-"
     return f"{model.delay_p50:g}", str(model.delay_max)
 
@@ -167,8 +169,8 @@ def _samples(model: fabric_pb2.ModelStatus) -> str:
 
 
 def _version(model: fabric_pb2.ModelStatus) -> str:
-    """Return a version's number; of AllReduce the rounds done."""
-    if model.mode == Mode.ALL_REDUCE.value:
+    """Return a version's number; without a server the rounds done."""
+    if model.mode in _WITHOUT_SERVER:
         return f"{model.version.number} rounds"
     return str(model.version.number) if model.initialised else "none yet"
 

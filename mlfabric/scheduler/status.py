@@ -170,7 +170,7 @@ def _reduced(
         in_flight=rounds.running,
         committed=rounds.done,
         dropped=rounds.dropped,
-        waits_for=rounds.waits_for,
+        waits_for=f"{name} waits for {rounds.waits_for}" if rounds.waits_for else "",
         mode=rounds.spec.mode.value,
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),

@@ -20,6 +20,7 @@ from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, 
 __all__ = ["Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]
 
 _LEAST_BPS = 1000.0
+_PLAYED = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS, Mode.ALL_REDUCE)
 _NOT_NEGATIVE = ("latency_s", "slack", "most_updates", "batch_window_s", "monitor_lag_s", "control_s", "chunk_bytes")
 _NO_LINES: Mapping[tuple[str, Direction], RateLine] = MappingProxyType({})
 
@@ -207,6 +208,7 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [host.name for host in (*self.workers, self.server)]
         _check("workers", len(self.workers), bool(self.workers), "at least one")
+        _check("mode", self.mode.value, self.mode in _PLAYED, f"one of {', '.join(mode.value for mode in _PLAYED)}")
         _check("names of hosts", names, len(set(names)) == len(names), "different names")
         for name in (*self.aggregators, *(host for host, _ in self.lines)):
             _check("host", name, name in set(names), f"one of {', '.join(names[:4])}, ...")

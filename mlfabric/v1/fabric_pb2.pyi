@@ -751,7 +751,7 @@ class ModelStatus(_message.Message):
     dropped: _builtins.int
     mode: _builtins.str
     waits_for: _builtins.str
-    """Of a model in parts: what it waits for, in words; empty if nothing is in the way."""
+    """Of a model in parts, or without a server: what it waits for, in words; empty if nothing is in the way."""
     size_bytes: _builtins.int
     """Of the model; of AllReduce the size of the last round's tensor."""
     lost: _builtins.int

@@ -130,6 +130,7 @@ def test_rates_over_time_are_read(tmp_path: Path):
     [
         ("[fabric]\n", "workers"),
         ("[fabric]\nworkers = 0\n", "workers = 0"),
+        (SMALL.replace("[run]", "mode = 'elastic'\n[run]"), "mode = elastic; allowed: one of asynchronous"),
         (SMALL + "[hosts.w9]\nup = '1G'\n", "w9"),
         (SMALL.replace("rate", "speed"), "speed"),
         (SMALL.replace('"1G"', '"fast"'), "fast"),
