@@ -36,13 +36,13 @@ class Figures:
 FIGURES = (
     Figures(
         keys=("sync_max_rel_diff",),
-        module="fabric_modes",
+        module="fabric_methods",
         function="synchronous",
         small={"workers": (3,)},
     ),
     Figures(
         keys=("delay_excess_max",),
-        module="fabric_modes",
+        module="fabric_methods",
         function="asynchronous",
         small={"updates": 200},
     ),

@@ -34,7 +34,7 @@ class TrainerOptions:
 
     Args:
         name, host, scheduler: see ``WorkerSettings``.
-        mode: see ``Mode``.
+        method: see ``Method``.
         workers: how many begin together.
         size: elements of the model.
         steps: after so many that were committed it leaves; 0 for never.
@@ -50,7 +50,7 @@ class TrainerOptions:
     scheduler: str
     host: str = "localhost"
     bind: str = "127.0.0.1"
-    mode: str = "asynchronous"
+    method: str = "asynchronous"
     workers: int = 1
     size: int = 1000
     steps: int = 0
@@ -157,7 +157,7 @@ def _train(options: TrainerOptions, log: int) -> None:
     import mlfabric
     from mlfabric.channels import TcpOptions
     from mlfabric.config import WorkerSettings
-    from mlfabric.model.specs import Mode
+    from mlfabric.model.specs import Method
     from mlfabric.security import Security
 
     random.seed(options.name)
@@ -171,16 +171,16 @@ def _train(options: TrainerOptions, log: int) -> None:
         host=options.host,
         tcp=TcpOptions(bind=options.bind, up_bps=options.up, security=Security(insecure=True)),
     )
-    mode = Mode[options.mode.upper()]
+    method = Method[options.method.upper()]
     weights = {"w": torch.zeros(options.size, requires_grad=True)}
-    together = None if mode is Mode.ASYNCHRONOUS else options.workers
+    together = None if method is Method.ASYNCHRONOUS else options.workers
     with mlfabric.register_as_worker(
-        weights, rule=mlfabric.RuleSpec(lr=1.0), mode=mode, settings=settings, workers=together, resume=True
+        weights, rule=mlfabric.RuleSpec(lr=1.0), method=method, settings=settings, workers=together, resume=True
     ) as worker:
         done = 0
         committed = 0
         while not options.steps or committed < options.steps:
-            if mode is Mode.ALL_REDUCE:
+            if method is Method.ALL_REDUCE:
                 _compute(options)
                 try:
                     worker.all_reduce(torch.ones(options.size))

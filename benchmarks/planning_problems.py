@@ -17,7 +17,7 @@ import networkx as nx
 from mlfabric.methods import policy_of
 from mlfabric.methods.all_reduce import planner_config
 from mlfabric.model.chunking import chunk_bytes
-from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.network import Network, Profile
 from mlfabric.planning import (
     Aggregator,
@@ -42,9 +42,9 @@ VERSION = 1000
 SERVER, REPLICA = "server", "replica"
 ALL_REDUCE, GETS = "all-reduce", "gets"
 KINDS = {
-    Mode.ASYNCHRONOUS.value: 8,
-    Mode.STALE_SYNCHRONOUS.value: 2,
-    Mode.SYNCHRONOUS.value: 4,
+    Method.ASYNCHRONOUS.value: 8,
+    Method.STALE_SYNCHRONOUS.value: 2,
+    Method.SYNCHRONOUS.value: 4,
     GETS: 3,
     ALL_REDUCE: 3,
 }
@@ -77,7 +77,7 @@ def problem(seed: int) -> Problem:
     cluster = _Cluster(rng)
     if kind == GETS:
         return _gets(rng, cluster)
-    return _all_reduce(rng, cluster) if kind == ALL_REDUCE else _updates(rng, cluster, Mode(kind))
+    return _all_reduce(rng, cluster) if kind == ALL_REDUCE else _updates(rng, cluster, Method(kind))
 
 
 # Clusters
@@ -149,21 +149,21 @@ def _two_sites(rates: Mapping[str, int]) -> Network:
 # Batches
 
 
-def _config(rng: Random, cluster: _Cluster, mode: Mode) -> PlannerConfig:
+def _config(rng: Random, cluster: _Cluster, method: Method) -> PlannerConfig:
     """Return with what settings the scheduler plans updates and gets of a model."""
     layout = Layout((TensorSpec(name="w", shape=(cluster.size_bytes // 4,), dtype="float32"),))
     bounds = (None, None, None, max(2, cluster.workers // 4), cluster.workers)
-    tau_max = rng.choice(bounds) if mode is Mode.ASYNCHRONOUS else None
-    slack = rng.choice((0, 1, 3)) if mode is Mode.STALE_SYNCHRONOUS else 0
-    spec = ModelSpec(name="net", layout=layout, mode=mode, tau_max=tau_max, slack=slack)
+    tau_max = rng.choice(bounds) if method is Method.ASYNCHRONOUS else None
+    slack = rng.choice((0, 1, 3)) if method is Method.STALE_SYNCHRONOUS else 0
+    spec = ModelSpec(name="net", layout=layout, method=method, tau_max=tau_max, slack=slack)
     config = policy_of(spec).planner_config(cluster.workers)
-    has_momentum = mode is not Mode.SYNCHRONOUS and rng.random() < 0.2
+    has_momentum = method is not Method.SYNCHRONOUS and rng.random() < 0.2
     return replace(config, chunk_bytes=chunk_bytes(cluster.size_bytes), gamma=0.9 if has_momentum else 0.0)
 
 
-def _updates(rng: Random, cluster: _Cluster, mode: Mode) -> Problem:
+def _updates(rng: Random, cluster: _Cluster, method: Method) -> Problem:
     """Draw a batch of updates; a synchronous one has all workers' updates, of one version, and nothing under way."""
-    config, workers, is_whole = _config(rng, cluster, mode), cluster.workers, mode is Mode.SYNCHRONOUS
+    config, workers, is_whole = _config(rng, cluster, method), cluster.workers, method is Method.SYNCHRONOUS
     count = workers if is_whole else rng.randint(1, workers)
     moving = rng.randint(0, min(3, workers - count))
     oldest = 0 if is_whole else min(workers, (config.tau_max or 0) + 1)
@@ -181,7 +181,7 @@ def _updates(rng: Random, cluster: _Cluster, mode: Mode) -> Problem:
         config = replace(config, div_max=bound)
     words = f"{count} of {workers} updates, {moving} under way, {len(helpers)} aggregators, {cluster.links}"
     return Problem(
-        kind=mode.value,
+        kind=method.value,
         shape=words + ", replica" * (replica is not None),
         batch=Batch(updates=tuple(updates)),
         network=cluster.network,
@@ -217,7 +217,7 @@ def _replica(rng: Random, cluster: _Cluster) -> Replica:
 
 def _gets(rng: Random, cluster: _Cluster) -> Problem:
     """Draw gets of the whole model, in an asynchronous or a synchronous job."""
-    config = _config(rng, cluster, rng.choice((Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS)))
+    config = _config(rng, cluster, rng.choice((Method.ASYNCHRONOUS, Method.SYNCHRONOUS)))
     order = rng.sample(range(cluster.workers), rng.randint(1, cluster.workers))
     gets = [
         GetCandidate(

@@ -233,7 +233,7 @@ def _work(task: Task) -> dict[str, list[float]]:
     import torch
     import torch.distributed as dist
 
-    from mlfabric import Mode, register_as_worker
+    from mlfabric import Method, register_as_worker
     from mlfabric.channels import TcpOptions
     from mlfabric.config import WorkerSettings
     from mlfabric.security import Security
@@ -251,7 +251,7 @@ def _work(task: Task) -> dict[str, list[float]]:
     model = {"w": torch.zeros(1, requires_grad=True)}
     times: dict[str, list[float]] = {"gloo": [], "ours": [], "empty": []}
     values = {"full": torch.rand(task.size_bytes // 4), "empty": torch.rand(1)}
-    with register_as_worker(model, mode=Mode.ALL_REDUCE, workers=task.workers, settings=settings) as worker:
+    with register_as_worker(model, method=Method.ALL_REDUCE, workers=task.workers, settings=settings) as worker:
         calls: dict[str, Any] = {"gloo": dist.all_reduce, "ours": worker.all_reduce, "empty": worker.all_reduce}
         for _ in range(task.rounds):
             sums = {}

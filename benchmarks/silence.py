@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 HOST = "127.0.0.1"
-MODES = ("asynchronous", "synchronous", "all_reduce")
+METHODS = ("asynchronous", "synchronous", "all_reduce")
 WORKERS = 3
 LOOK_S = 0.05
 PATIENCE_S = 120.0
@@ -50,11 +50,11 @@ def run(trials: int = 5, minutes: float = 1.0) -> dict[str, Any]:
     """Measure on this machine.
 
     Args:
-        trials: of each kind and mode; 0 leaves these out.
+        trials: of each kind and method; 0 leaves these out.
         minutes: how long the machine is busy; 0 leaves this out.
 
     Returns:
-        ``stopped.MODE``, ``cut_off.MODE``: ``trials``, ``survived``, ``recovery_p50_s``, ``recovery_max_s`` (the
+        ``stopped.METHOD``, ``cut_off.METHOD``: ``trials``, ``survived``, ``recovery_p50_s``, ``recovery_max_s`` (the
         longest time between two steps of any other worker), ``back_p50_s`` (until the victim has made a step again).
         ``cut_off`` is absent where there are no rights for it. ``busy``: ``minutes``, ``evictions``, ``steps``,
         ``longest_step_s``.
@@ -65,9 +65,9 @@ def run(trials: int = 5, minutes: float = 1.0) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, Nursery(Path(folder)) as nursery:
         if trials:
-            found["stopped"] = {mode: _stopped(nursery, mode, trials) for mode in MODES}
+            found["stopped"] = {method: _stopped(nursery, method, trials) for method in METHODS}
             try:
-                found["cut_off"] = {mode: _cut_off(nursery, mode, trials) for mode in MODES}
+                found["cut_off"] = {method: _cut_off(nursery, method, trials) for method in METHODS}
             except UnavailableError as error:
                 print(f"no hosts are cut off: {error}", file=sys.stderr)
         if minutes:
@@ -79,12 +79,12 @@ def run(trials: int = 5, minutes: float = 1.0) -> dict[str, Any]:
 
 
 @contextmanager
-def _services(mode: str, head: Host | None = None) -> Iterator[tuple[str, int]]:
-    """Run a scheduler and, if the mode has one, a server; give the address and the port of the scheduler's metrics."""
+def _services(method: str, head: Host | None = None) -> Iterator[tuple[str, int]]:
+    """Run a scheduler and, if the method has one, a server; give the scheduler's address and its metrics' port."""
     where, before = (HOST, []) if head is None else (head.address, head.command)
     address, metrics_port = f"{where}:{free_port(HOST)}", free_port(HOST)
     commands = [["scheduler", "--port", address.rpartition(":")[2], "--metrics-port", str(metrics_port)]]
-    if mode != "all_reduce":
+    if method != "all_reduce":
         commands.append(["server", "--scheduler", address, "--host", "head"])
     options = ["--bind", where, "--log-level", "error", *(["--insecure"] if head is not None else [])]
     with ExitStack() as stack:
@@ -115,10 +115,10 @@ def _wait_for_steps(trainers: Sequence[Trainer], more: int) -> None:
 # Stopped and cut off
 
 
-def _stopped(nursery: Nursery, mode: str, trials: int) -> dict[str, Any]:
-    with _services(mode) as (scheduler, _):
+def _stopped(nursery: Nursery, method: str, trials: int) -> dict[str, Any]:
+    with _services(method) as (scheduler, _):
         trainers = [
-            nursery.train(_options(f"stopped-{mode}-{i}", scheduler, mode, host=f"h{i}")) for i in range(WORKERS)
+            nursery.train(_options(f"stopped-{method}-{i}", scheduler, method, host=f"h{i}")) for i in range(WORKERS)
         ]
         victim = trainers[0]
         found = _trials(trainers, trials, lambda: victim.signal(signal.SIGSTOP), lambda: victim.signal(signal.SIGCONT))
@@ -126,18 +126,18 @@ def _stopped(nursery: Nursery, mode: str, trials: int) -> dict[str, Any]:
         return found
 
 
-def _cut_off(nursery: Nursery, mode: str, trials: int) -> dict[str, Any]:
+def _cut_off(nursery: Nursery, method: str, trials: int) -> dict[str, Any]:
     from benchmarks.testbed.hosts import testbed
 
     with testbed(["head", *(f"h{i}" for i in range(WORKERS))], link_bps=LINK_BPS) as bed:
         head, *hosts = bed.hosts
-        with _services(mode, head) as (scheduler, _):
+        with _services(method, head) as (scheduler, _):
             trainers = [
                 nursery.train(
                     _options(
-                        f"cut-{mode}-{host.name}",
+                        f"cut-{method}-{host.name}",
                         scheduler,
-                        mode,
+                        method,
                         host=host.name,
                         bind=host.address,
                         namespace=host.namespace,
@@ -151,8 +151,8 @@ def _cut_off(nursery: Nursery, mode: str, trials: int) -> dict[str, Any]:
             return found
 
 
-def _options(name: str, scheduler: str, mode: str, **options: Any) -> TrainerOptions:
-    return TrainerOptions(name=name, scheduler=scheduler, mode=mode, workers=WORKERS, **options)
+def _options(name: str, scheduler: str, method: str, **options: Any) -> TrainerOptions:
+    return TrainerOptions(name=name, scheduler=scheduler, method=method, workers=WORKERS, **options)
 
 
 def _trials(

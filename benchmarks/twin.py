@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric.cli.clusters import read_cluster
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.run import simulate
@@ -25,7 +25,7 @@ from mlfabric.twin.run import simulate
 __all__ = ["run"]
 
 FILE = Path(__file__).resolve().parent.parent / "examples" / "clusters" / "thousand.toml"
-MODES = (Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS)
+METHODS = (Method.SYNCHRONOUS, Method.ASYNCHRONOUS)
 WIDE_BYTES = 100_000_000
 
 
@@ -44,17 +44,17 @@ def run(iterations: int = 64, wide_iterations: int = 8, workers: int = 1000) -> 
     warm_up(_progress)
     usual = read_cluster(FILE)
     usual = replace(usual, workers=usual.workers[:workers], aggregators=usual.aggregators[:workers])
-    found = {mode.value: _row(replace(usual, mode=mode), iterations, usual.iterations) for mode in MODES}
+    found = {method.value: _row(replace(usual, method=method), iterations, usual.iterations) for method in METHODS}
     if wide_iterations:
         names = tuple(host.name for host in usual.workers)
         wide = replace(usual, aggregators=names, model_bytes=WIDE_BYTES)
-        for mode in MODES:
-            found[f"wide_{mode.value}"] = _row(replace(wide, mode=mode), wide_iterations, usual.iterations)
+        for method in METHODS:
+            found[f"wide_{method.value}"] = _row(replace(wide, method=method), wide_iterations, usual.iterations)
     return found
 
 
 def _row(cluster: Cluster, iterations: int, all_iterations: int) -> dict[str, float]:
-    _progress(f"{len(cluster.workers)} workers, {len(cluster.aggregators)} aggregators, {cluster.mode.value}")
+    _progress(f"{len(cluster.workers)} workers, {len(cluster.aggregators)} aggregators, {cluster.method.value}")
     simulate(replace(cluster, iterations=1))
     began_s = time.process_time()
     outcome = simulate(replace(cluster, iterations=iterations))

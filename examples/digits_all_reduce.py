@@ -20,7 +20,7 @@ train, test = slice(0, 1437), slice(1437, None)
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-worker = mlfabric.register_as_worker(model, mode=mlfabric.Mode.ALL_REDUCE, init=0)
+worker = mlfabric.register_as_worker(model, method=mlfabric.Method.ALL_REDUCE, init=0)
 
 for _ in range(steps):
     batch = torch.randint(train.stop, (32,))

@@ -20,7 +20,7 @@ train, test = slice(0, 1437), slice(1437, None)
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
 sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.5)
-optimizer = mlfabric.wrap(sgd, model, mode=mlfabric.Mode.STALE_SYNCHRONOUS, slack=2)
+optimizer = mlfabric.wrap(sgd, model, method=mlfabric.Method.STALE_SYNCHRONOUS, slack=2)
 
 for _ in range(steps):
     batch = torch.randint(train.stop, (32,))

@@ -68,7 +68,7 @@ def main() -> None:
     model = resnet()
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     if not arguments.alone:
-        optimizer = mlfabric.wrap(optimizer, model, mode=mlfabric.Mode.SYNCHRONOUS)
+        optimizer = mlfabric.wrap(optimizer, model, method=mlfabric.Method.SYNCHRONOUS)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=max(1, arguments.epochs // 3), gamma=0.2)
 
     for epoch in range(arguments.epochs):

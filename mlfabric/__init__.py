@@ -20,7 +20,7 @@ from mlfabric.errors import (
     UnavailableError,
     UsageError,
 )
-from mlfabric.model.specs import Mode, MomentumAt, RuleKind, RuleSpec, Schedule
+from mlfabric.model.specs import Method, MomentumAt, RuleKind, RuleSpec, Schedule
 from mlfabric.protocol import Commit, Committed, Dropped, DropReason, GetId, Lost, ModelVersion, ReduceOp
 from mlfabric.shell.forking import switch_grpc_handlers_off
 from mlfabric.version import __version__
@@ -55,7 +55,7 @@ __all__ = [
     "GetId",
     "LayoutError",
     "Lost",
-    "Mode",
+    "Method",
     "ModelVersion",
     "ModelView",
     "MomentumAt",

@@ -94,7 +94,7 @@ class WorkerSettings:
         host: the machine it runs on; members of one host share its links.
         tcp: its data channel.
         metrics_port: where /metrics is served; 0 any free port, None not at all.
-        workers: how many the job has, for modes whose workers begin together; 0 unknown: whoever comes first begins.
+        workers: how many the job has, for methods whose workers begin together; 0 unknown: whoever comes first begins.
         drain_on_sigterm: whether SIGTERM lets the process settle open pushes and leave; else it dies at once.
         job: identity of the job that this worker is of, see ``mlfabric.protocol.jobs``; "" if it has none.
         job_workers: how many workers the job has, >= 1: none of them comes too late for its model.

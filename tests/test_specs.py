@@ -12,7 +12,7 @@ from mlfabric.model.specs import (
     COUNTER_BYTES,
     DTYPE_BYTES,
     Layout,
-    Mode,
+    Method,
     ModelSpec,
     TensorKind,
     TensorSpec,
@@ -110,7 +110,7 @@ def test_a_shard_is_a_model_of_its_own_on_its_own_server():
     ("options", "story"),
     [
         ({"shards": 0}, "shards=0; allowed: 1 or more"),
-        ({"shards": 2, "mode": Mode.ALL_REDUCE}, "shards=2 with mode all-reduce, which has no server"),
+        ({"shards": 2, "method": Method.ALL_REDUCE}, "shards=2 with method all-reduce, which has no server"),
         ({"shards": 14}, "a model of 208 bytes cut into 14 parts; allowed: 1 to 13, each of at least 16 bytes"),
         ({"shards": 2, "server": "one"}, "shards=2 on server 'one'; allowed: server '' for any, or 2 different names"),
         ({"shards": 2, "server": "one,one"}, "shards=2 on server 'one,one'"),

@@ -28,7 +28,7 @@ from benchmarks.testbed.namespaces import entered
 from benchmarks.testbed.processes import Launcher
 from mlfabric.config import parse_rate
 from mlfabric.launch.ports import free_port
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.v1.fabric_pb2 import GetStatusRequest
 from mlfabric.v1.fabric_pb2_grpc import FabricServiceStub
 
@@ -62,7 +62,7 @@ class ClusterPlan:
     Args:
         workers: how many begin; >= 1.
         aggregators: how many, each beside the worker of its number.
-        mode: asynchronous or synchronous.
+        method: asynchronous or synchronous.
         ledger: what is trained.
         step_s: how long workers compute.
         tau_max: the delay bound, if asynchronous; so wide that a worker which a busy computer holds up is within it.
@@ -74,7 +74,7 @@ class ClusterPlan:
 
     workers: int = 3
     aggregators: int = 0
-    mode: Mode = Mode.ASYNCHRONOUS
+    method: Method = Method.ASYNCHRONOUS
     ledger: Ledger = field(default_factory=lambda: Ledger(writers=32))
     step_s: float = 0.02
     tau_max: int = 64
@@ -249,8 +249,8 @@ class Cluster:
             address=self._host(host).address,
             up_bps=parse_rate(plan.worker_rate or "0"),
             ledger=plan.ledger,
-            mode=plan.mode,
-            tau_max=plan.tau_max if plan.mode is Mode.ASYNCHRONOUS else None,
+            method=plan.method,
+            tau_max=plan.tau_max if plan.method is Method.ASYNCHRONOUS else None,
             together=plan.workers,
             step_s=plan.step_s,
             log=self.folder / f"{name}.jsonl",

@@ -24,7 +24,7 @@ from benchmarks.faults.cluster import (
 )
 from benchmarks.faults.ledger import Ledger
 from benchmarks.testbed.hosts import Testbed
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.settings import Direction
 
 __all__ = ["SCENARIOS", "Scenario", "Strike"]
@@ -108,7 +108,7 @@ class SynchronousWorkerKilled(WorkerKilled):
     """The same in synchronous training, where the others wait for it."""
 
     what = "SIGKILL of a worker of 3, synchronous"
-    plan = ClusterPlan(mode=Mode.SYNCHRONOUS, ledger=Ledger(writers=32, slots=400, is_mean=True))
+    plan = ClusterPlan(method=Method.SYNCHRONOUS, ledger=Ledger(writers=32, slots=400, is_mean=True))
 
 
 class SchedulerKilled(Scenario):

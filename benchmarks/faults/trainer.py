@@ -17,7 +17,7 @@ from benchmarks.faults.logs import Got, Joined, Pushed, Told, Writer
 from benchmarks.testbed.processes import to_parent
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.security import Security
 
 __all__ = ["MODEL", "Job", "read", "train"]
@@ -37,7 +37,7 @@ class Job:
         address: of this host, for its data channel.
         up_bps: of its emulated network card; 0 emulates none.
         ledger: what is trained.
-        mode: of the job.
+        method: of the job.
         tau_max: the delay bound, where updates are versions.
         together: how many workers begin together, where they make versions together.
         step_s: how long it computes.
@@ -51,7 +51,7 @@ class Job:
     address: str
     up_bps: int
     ledger: Ledger
-    mode: Mode
+    method: Method
     tau_max: int | None
     together: int
     step_s: float
@@ -97,9 +97,9 @@ def _register(job: Job, model: dict[str, torch.Tensor]) -> mlfabric.Worker:
     return mlfabric.register_as_worker(
         model,
         rule=mlfabric.RuleSpec(lr=1.0),
-        mode=job.mode,
+        method=job.method,
         tau_max=job.tau_max,
-        workers=None if job.mode is Mode.ASYNCHRONOUS else job.together,
+        workers=None if job.method is Method.ASYNCHRONOUS else job.together,
         model_name=MODEL,
         keep=True,
         resume=True,

@@ -188,9 +188,9 @@ def _in_rounds() -> tuple[System, ...]:
 
     everywhere = tuple(cell.name for cell in ALL_CELLS)
     return (
-        one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, mode="all-reduce"),
-        one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, mode="elastic", tau_max=2),
-        one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, mode="partial", quorum="majority"),
+        one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, method="all-reduce"),
+        one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, method="elastic", tau_max=2),
+        one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, method="partial", quorum="majority"),
     )
 
 

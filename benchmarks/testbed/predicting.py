@@ -24,7 +24,7 @@ from benchmarks.testbed.runs import BASE_COMPUTE_S, worker_name
 from benchmarks.testbed.shaping import ETHERNET_BYTES, MTU_BYTES
 from benchmarks.testbed.spec import CellResult, CellSpec
 from benchmarks.testbed.workload import WorkloadSpec
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster, Compute, Host
 from mlfabric.twin.run import Baseline, simulate
@@ -32,12 +32,12 @@ from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = ["WAYS", "cluster_of_run", "predict", "predictions"]
 
-WAYS: Mapping[str, Mode | Baseline] = MappingProxyType(
+WAYS: Mapping[str, Method | Baseline] = MappingProxyType(
     {
         "ring": Baseline.RING,
         "tree": Baseline.TREE,
-        "fabric-sync": Mode.ALL_REDUCE,
-        "fabric-async": Mode.ASYNCHRONOUS,
+        "fabric-sync": Method.ALL_REDUCE,
+        "fabric-async": Method.ASYNCHRONOUS,
     }
 )
 """The systems that the twin knows, and how it runs them."""

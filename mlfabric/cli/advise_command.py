@@ -17,14 +17,14 @@ from mlfabric.cli import tables
 from mlfabric.cli.clusters import read_cluster
 from mlfabric.cli.json_files import check_writable, write_json
 from mlfabric.cli.record_command import read_trace
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.advise import USUAL_STALENESS, WORTH_IT, Advice, Option, Row, Verdict, advise
 from mlfabric.twin.cluster import Cluster
 
 __all__ = ["add_to"]
 
 _COLUMNS = (
-    *("mode", "tau_max>", "slack>", "aggregators>", "steps>", "step s>", "updates dropped>"),
+    *("method", "tau_max>", "slack>", "aggregators>", "steps>", "step s>", "updates dropped>"),
     *("delay mean>", "delay max>", "worth of an update>", "gain over ring>"),
 )
 
@@ -40,7 +40,7 @@ def give_advice(
 ) -> None:
     """Say how to train on a cluster.
 
-    Which mode, delay bound or slack, number of aggregators and replica bound gain most over plain ring all-reduce; or
+    Which method, delay bound or slack, number of aggregators and replica bound gain most over plain ring all-reduce; or
     that plain all-reduce is best. Tries them in the twin, the best few for longer, and shows what it found.
     """
     from mlfabric.planning import warm_up
@@ -73,17 +73,17 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 
 
 def _name(option: Option) -> str:
-    return "ring all-reduce, plain" if option.mode is None else option.mode.value
+    return "ring all-reduce, plain" if option.method is None else option.method.value
 
 
 def _cells(row: Row) -> tuple[str, ...]:
     option, found = row.option, row.found
-    is_late = option.mode in (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS) and len(found.delays) > 0
+    is_late = option.method in (Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS) and len(found.delays) > 0
     return (
         _name(option),
         "-" if option.tau_max is None else str(option.tau_max),
         "-" if option.slack is None else str(option.slack),
-        "-" if option.mode in (None, Mode.ALL_REDUCE) else str(option.aggregators),
+        "-" if option.method in (None, Method.ALL_REDUCE) else str(option.aggregators),
         str(row.iterations),
         f"{found.step_s:.3f}",
         f"{found.dropped_share:.1%}" if is_late else "-",
@@ -115,12 +115,12 @@ def _words(found: Advice) -> Iterator[str]:
 
 def _setting(option: Option) -> str:
     """Say an option as it is given to the fabric."""
-    parts = [f"mode {_name(option)}"]
+    parts = [f"method {_name(option)}"]
     if option.tau_max is not None:
         parts.append(f"tau_max={option.tau_max}")
     if option.slack is not None:
         parts.append(f"slack={option.slack}")
-    if option.mode is not Mode.ALL_REDUCE:
+    if option.method is not Method.ALL_REDUCE:
         parts.append(f"--aggregators {option.aggregators}")
     return ", ".join(parts)
 
@@ -138,7 +138,7 @@ def _as_plain(found: Advice) -> dict[str, Any]:
 def _row(row: Row) -> dict[str, Any]:
     delays = row.found.delays
     return {
-        "mode": _name(row.option),
+        "method": _name(row.option),
         "tau_max": row.option.tau_max,
         "slack": row.option.slack,
         "aggregators": row.option.aggregators,

@@ -25,7 +25,7 @@ MEASURED = {
     "data": "Bytes per second of the data channels.",
     "accuracy": "Accuracy through a fabric against one process.",
     "divergence": "How far a replica's model may be behind, and is.",
-    "fabric": "A whole fabric: modes, ingress, replica.",
+    "fabric": "A whole fabric: methods, ingress, replica.",
     "optimality": "How far plans are from the best ones.",
     "load": "A thousand workers against one scheduler.",
     "lda": "Topic models by Gibbs sampling.",

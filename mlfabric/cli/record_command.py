@@ -16,7 +16,7 @@ from mlfabric.cli import options as opt
 from mlfabric.cli.fields import read_text
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.scheduler_status import HERE, StatusReader
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.security import CLIENT, Security
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import TRACE_FORMAT, Trace, parse_trace
@@ -118,12 +118,12 @@ class Recorder:
     @property
     def head(self) -> Row:
         """The first row."""
-        mode = Mode(self._model.mode)
+        method = Method(self._model.method)
         return {
             "trace": TRACE_FORMAT,
             "model": self._model.name,
-            "mode": mode.value,
-            "tau_max": self._model.tau_max if mode is Mode.ASYNCHRONOUS else None,
+            "method": method.value,
+            "tau_max": self._model.tau_max if method is Method.ASYNCHRONOUS else None,
             "model_bytes": self._model.size_bytes,
             "server": self._server,
             "workers": self._workers,

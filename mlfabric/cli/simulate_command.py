@@ -31,7 +31,7 @@ _TOLD = 64
 def simulate(
     file: Annotated[Path, typer.Argument(help="The cluster and its job (TOML).", show_default=False)],
     compare: Annotated[
-        bool, typer.Option("--compare", help="Try all modes, and ring and tree all-reduce without a fabric.")
+        bool, typer.Option("--compare", help="Try all methods, and ring and tree all-reduce without a fabric.")
     ] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures into this file, as JSON; - for stdout.")
@@ -73,7 +73,7 @@ def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) 
     from mlfabric.twin.run import simulate as run
 
     with _bars() as began:
-        found = run(cluster, progress=began(cluster.mode.value), spans_s=picture_s if picture else 0.0)
+        found = run(cluster, progress=began(cluster.method.value), spans_s=picture_s if picture else 0.0)
     if picture is not None:
         from mlfabric.twin.picture import draw_run
 

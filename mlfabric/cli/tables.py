@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.v1 import fabric_pb2
 
 __all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "table"]
@@ -18,7 +18,7 @@ __all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "tabl
 WIDTH_WITHOUT_TERMINAL = 160
 _STYLE_OF_STATE = {"here": "green", "silent": "yellow", "left": "dim"}
 
-_WITHOUT_SERVER = frozenset(mode.value for mode in Mode if not mode.has_server)
+_WITHOUT_SERVER = frozenset(method.value for method in Method if not method.has_server)
 
 
 def console() -> Console:
@@ -111,20 +111,20 @@ def _memory(member: fabric_pb2.MemberStatus) -> str:
 
 
 def _bound(model: fabric_pb2.ModelStatus) -> str:
-    """Return the delay bound of a model whose mode is one of delays."""
-    return str(model.tau_max) if model.mode == Mode.ASYNCHRONOUS.value else "-"
+    """Return the delay bound of a model whose method is one of delays."""
+    return str(model.tau_max) if model.method == Method.ASYNCHRONOUS.value else "-"
 
 
 def _delays(model: fabric_pb2.ModelStatus) -> tuple[str, str]:
     """Return median and longest delay of a model whose server counts them."""
-    if model.mode in _WITHOUT_SERVER:
+    if model.method in _WITHOUT_SERVER:
         return "-", "-"
     return f"{model.delay_p50:g}", str(model.delay_max)
 
 
 def _models(status: fabric_pb2.GetStatusResponse) -> Table:
     columns = (
-        *("name", "server", "mode", "version>", "tau_max>", "delay p50>", "delay max>"),
+        *("name", "server", "method", "version>", "tau_max>", "delay p50>", "delay max>"),
         *("waiting>", "in flight>", "committed>", "dropped>", "lost>"),
     )
     rows = [
@@ -132,7 +132,7 @@ def _models(status: fabric_pb2.GetStatusResponse) -> Table:
             *(
                 m.name,
                 m.server or "-",
-                m.mode,
+                m.method,
                 _version(m),
             ),
             *(_bound(m), *_delays(m), str(m.waiting), str(m.in_flight)),
@@ -170,7 +170,7 @@ def _samples(model: fabric_pb2.ModelStatus) -> str:
 
 def _version(model: fabric_pb2.ModelStatus) -> str:
     """Return a version's number; without a server the rounds done."""
-    if model.mode in _WITHOUT_SERVER:
+    if model.method in _WITHOUT_SERVER:
         return f"{model.version.number} rounds"
     return str(model.version.number) if model.initialised else "none yet"
 

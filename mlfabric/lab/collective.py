@@ -19,7 +19,7 @@ import numpy as np
 
 from mlfabric.errors import FabricError
 from mlfabric.lab.fabric import Life
-from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
 
@@ -134,7 +134,7 @@ class AllReduceJob:
     def spec(self) -> ModelSpec:
         """What its workers register."""
         layout = Layout((TensorSpec(name="w", shape=(self.rows * ROW,), dtype="float32"),))
-        return ModelSpec(name="net", layout=layout, mode=Mode.ALL_REDUCE)
+        return ModelSpec(name="net", layout=layout, method=Method.ALL_REDUCE)
 
     def inbox(self, life: Life) -> None:
         """Have each result go to whoever asked for it."""

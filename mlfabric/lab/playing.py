@@ -12,7 +12,7 @@ from mlfabric.lab.fabric import Fabric, FabricConfig
 from mlfabric.lab.steps import StepJob
 from mlfabric.lab.storm import Storm
 from mlfabric.model.round_options import QUORUMS, RoundOptions
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 
 __all__ = ["Run", "drawn", "play"]
 
@@ -37,7 +37,7 @@ class Run:
         compute_s: the least and the most that a step takes.
         gap_s: the mean time between two faults; 0 for none.
         events: a storm is over after so many callbacks of the event loop, or when its time is.
-        mode: how rounds are made.
+        method: how rounds are made.
         rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
     """
 
@@ -47,7 +47,7 @@ class Run:
     compute_s: tuple[float, float]
     gap_s: float
     events: int
-    mode: Mode
+    method: Method
     rounds: RoundOptions | None
 
 
@@ -57,9 +57,9 @@ def drawn(seed: int, events: int) -> Run:
     rows = draw.choice(ROWS)
     least_s = draw.choice((0.02, 0.1)) if rows < MANY_ROWS else 0.2
     workers, longest_s, gap_s = draw.randint(2, 5), draw.choice((1.5, 5.0)) * least_s, draw.choice((0.3, 0.8, 2.0))
-    mode, rounds = Mode.ALL_REDUCE, None
+    method, rounds = Method.ALL_REDUCE, None
     if draw.random() < STEPS:
-        mode, rounds = draw.choice((Mode.ALL_REDUCE, Mode.PARTIAL, Mode.ELASTIC)), _options(draw)
+        method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
     return Run(
         seed=seed,
         workers=workers,
@@ -67,7 +67,7 @@ def drawn(seed: int, events: int) -> Run:
         compute_s=(least_s, longest_s),
         gap_s=gap_s,
         events=events,
-        mode=mode,
+        method=method,
         rounds=rounds,
     )
 
@@ -84,7 +84,7 @@ def _options(draw: random.Random) -> RoundOptions:
 def _job_of(run: Run) -> AllReduceJob | StepJob:
     if run.rounds is None:
         return AllReduceJob(rows=run.rows, compute_s=run.compute_s, workers=run.workers)
-    return StepJob(mode=run.mode, rounds=run.rounds, rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+    return StepJob(method=run.method, rounds=run.rounds, rows=run.rows, compute_s=run.compute_s, workers=run.workers)
 
 
 def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob | StepJob, Storm]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from mlfabric.lab.fabric import Life
 from mlfabric.model.round_options import RoundOptions
-from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
@@ -141,13 +141,13 @@ class StepJob:
     """Workers that compute, offer what they have computed, and apply what was settled, again and again.
 
     Args:
-        mode, rounds: how rounds are made.
+        method, rounds: how rounds are made.
         rows: of each gradient.
         compute_s: the least and the most that a step takes.
         workers: how many begin together.
     """
 
-    mode: Mode
+    method: Method
     rounds: RoundOptions
     rows: int
     compute_s: tuple[float, float]
@@ -156,7 +156,7 @@ class StepJob:
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.witness = StepWitness(self.rounds.tau_max if self.mode is Mode.ELASTIC else 0, self._models)
+        self.witness = StepWitness(self.rounds.tau_max if self.method is Method.ELASTIC else 0, self._models)
 
     def _models(self) -> dict[int, bytes]:
         return {life.number: learner.digest for life, learner in self._learners.items() if life.is_alive}
@@ -165,7 +165,7 @@ class StepJob:
     def spec(self) -> ModelSpec:
         """What its workers register."""
         layout = Layout((TensorSpec(name="w", shape=(self.rows * ROW,), dtype="float32"),))
-        return ModelSpec(name="net", layout=layout, mode=self.mode, rounds=self.rounds)
+        return ModelSpec(name="net", layout=layout, method=self.method, rounds=self.rounds)
 
     def inbox(self, life: Life) -> RoundInbox:
         """Return where results go at a worker."""
@@ -210,7 +210,7 @@ class _Learner:
         gradient = gradient_of(life.number, step, job.rows)
         self._offered = self._offered + gradient if self._gradients else gradient
         self._gradients = own
-        if job.mode is Mode.PARTIAL and not self.inbox.is_empty:
+        if job.method is Method.PARTIAL and not self.inbox.is_empty:
             await self._apply_all()
             return
         await self._cross()

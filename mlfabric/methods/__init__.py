@@ -13,27 +13,27 @@ from mlfabric.methods.round_rule import Late, Readiness, RoundRule
 from mlfabric.methods.stale_synchronous import StaleSynchronous
 from mlfabric.methods.synchronous import Synchronous
 from mlfabric.methods.together import Together
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 
 __all__ = ["Clocks", "Late", "Policy", "Readiness", "RoundRule", "Standing", "policy_of", "round_rule_of"]
 
-_POLICIES: Mapping[Mode, Callable[[ModelSpec], Policy]] = {
-    Mode.ASYNCHRONOUS: Asynchronous,
-    Mode.SYNCHRONOUS: Synchronous,
-    Mode.STALE_SYNCHRONOUS: StaleSynchronous,
+_POLICIES: Mapping[Method, Callable[[ModelSpec], Policy]] = {
+    Method.ASYNCHRONOUS: Asynchronous,
+    Method.SYNCHRONOUS: Synchronous,
+    Method.STALE_SYNCHRONOUS: StaleSynchronous,
 }
-_ROUND_RULES: Mapping[Mode, Callable[[ModelSpec], RoundRule]] = {
-    Mode.ALL_REDUCE: Together,
-    Mode.PARTIAL: Partial,
-    Mode.ELASTIC: Elastic,
+_ROUND_RULES: Mapping[Method, Callable[[ModelSpec], RoundRule]] = {
+    Method.ALL_REDUCE: Together,
+    Method.PARTIAL: Partial,
+    Method.ELASTIC: Elastic,
 }
 
 
 def policy_of(spec: ModelSpec) -> Policy:
-    """Return what decides for a model; its mode has a server."""
-    return _POLICIES[spec.mode](spec)
+    """Return what decides for a model; its method has a server."""
+    return _POLICIES[spec.method](spec)
 
 
 def round_rule_of(spec: ModelSpec) -> RoundRule:
     """Return what decides for a model whose workers apply rounds by themselves."""
-    return _ROUND_RULES[spec.mode](spec)
+    return _ROUND_RULES[spec.method](spec)

@@ -1,4 +1,4 @@
-"""What a consistency mode decides, whatever the mode: the questions, and what the answers follow from. Pure."""
+"""What a consistency method decides, whatever the method: the questions, and what the answers follow from. Pure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Standing:
 
 
 class Policy(Protocol):
-    """A mode's answers for one model.
+    """A method's answers for one model.
 
     Attributes:
         waits_for_others: what a worker may do depends on how far the others are. If not, all that waits is planned, and

@@ -1,4 +1,4 @@
-"""Stale-synchronous training with slack K (paper, section 6; Ho et al., NIPS 2013; design, section 5, "Modes"). Pure.
+"""Stale-synchronous training with slack K (paper, section 6; Ho et al., NIPS 2013; design, section 5, "Methods"). Pure.
 
 Every applied update is one version, and no delay is too long. What is bounded is how far workers run apart: who has
 finished more than K iterations more than the slowest is given no model until that has come closer. With K = 0 all begin

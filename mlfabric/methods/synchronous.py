@@ -1,4 +1,4 @@
-"""Synchronous training (paper, section 6; design, section 5, "Modes"). Pure.
+"""Synchronous training (paper, section 6; design, section 5, "Methods"). Pure.
 
 One iteration makes one version, out of one update of every worker, all computed from the version before. A worker that
 falls silent is waited for until it counts as left. Who joins, or comes back, while an iteration is under way is given

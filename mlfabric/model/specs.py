@@ -1,4 +1,4 @@
-"""What members agree on when they join: a model's layout, its update rule, its mode, and who they are.
+"""What members agree on when they join: a model's layout, its update rule, its method, and who they are.
 
 Plain frozen values, pure, no torch. A :class:`Layout` fixes the byte image of a model: its tensors packed in
 order, each aligned to :data:`ALIGNMENT_BYTES`. Updates and models travel as exactly that image, so the
@@ -30,7 +30,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Layout",
     "Member",
-    "Mode",
+    "Method",
     "ModelSpec",
     "MomentumAt",
     "Role",
@@ -64,8 +64,8 @@ class Role(Enum):
     __hash__ = object.__hash__  # members are looked up by it all the time; that of Enum is written in Python
 
 
-class Mode(Enum):
-    """How far workers may run apart (design, section 5)."""
+class Method(Enum):
+    """How the workers' gradients become a model: who waits for whom (design, section 5)."""
 
     ASYNCHRONOUS = "asynchronous"
     SYNCHRONOUS = "synchronous"
@@ -76,8 +76,8 @@ class Mode(Enum):
 
     @property
     def has_server(self) -> bool:
-        """Whether a server holds the models of this mode."""
-        return self not in (Mode.ALL_REDUCE, Mode.PARTIAL, Mode.ELASTIC)
+        """Whether a server holds the models of this method."""
+        return self not in (Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)
 
 
 class TensorKind(Enum):
@@ -266,9 +266,9 @@ class ModelSpec:
         name: unique within the fabric.
         layout: its tensors.
         rule: how an update becomes a step.
-        mode: consistency mode; a job has one.
+        method: how the workers' gradients become a model; a job has one.
         tau_max: delay bound, >= 0; None means twice the number of workers (the most that were ever joined
-            at the same time, so that the bound only grows). Asynchronous only: other modes bound the delay themselves.
+            at the same time, so that the bound only grows). Asynchronous only: others bound the delay themselves.
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
         server: the server that holds it, or those of all shards, joined by commas; "" lets the scheduler choose.
         workers: synchronous and stale-synchronous only: the first iteration waits until so many workers have joined;
@@ -278,14 +278,14 @@ class ModelSpec:
         shards: into how many parts the model is cut, >= 1, each on a server of its own that the scheduler chooses;
             all of them make the same steps (the paper's 10.2). Not with all-reduce, which has no server.
         shard: which of the parts this is, from 0; None for the whole model.
-        rounds: how rounds are made whose results workers apply by themselves; None in modes with a server, for the
+        rounds: how rounds are made whose results workers apply by themselves; None for methods with a server, for the
             defaults (partial, elastic), and where the script reduces tensors of its own (all-reduce).
     """
 
     name: str
     layout: Layout
     rule: RuleSpec = field(default_factory=RuleSpec)
-    mode: Mode = Mode.ASYNCHRONOUS
+    method: Method = Method.ASYNCHRONOUS
     tau_max: int | None = None
     slack: int = 0
     server: str = ""
@@ -300,16 +300,18 @@ class ModelSpec:
             raise ConfigError("a model needs a name; got ''")
         if self.tau_max is not None and self.tau_max < 0:
             raise ConfigError(f"tau_max={self.tau_max}; allowed: 0 or more, or None for twice the workers")
-        if self.tau_max is not None and self.mode is not Mode.ASYNCHRONOUS:
-            raise ConfigError(f"tau_max={self.tau_max} with mode {self.mode.value}; allowed: with asynchronous only")
-        if self.slack < 0 or (self.slack and self.mode is not Mode.STALE_SYNCHRONOUS):
+        if self.tau_max is not None and self.method is not Method.ASYNCHRONOUS:
+            raise ConfigError(
+                f"tau_max={self.tau_max} with method {self.method.value}; allowed: with asynchronous only"
+            )
+        if self.slack < 0 or (self.slack and self.method is not Method.STALE_SYNCHRONOUS):
             allowed = "0, or more if stale-synchronous"
-            raise ConfigError(f"slack={self.slack} with mode {self.mode.value}; allowed: {allowed}")
-        if self.workers < 0 or (self.workers and self.mode not in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)):
+            raise ConfigError(f"slack={self.slack} with method {self.method.value}; allowed: {allowed}")
+        if self.workers < 0 or (self.workers and self.method not in (Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS)):
             allowed = "0, or more if synchronous or stale-synchronous"
-            raise ConfigError(f"workers={self.workers} with mode {self.mode.value}; allowed: {allowed}")
+            raise ConfigError(f"workers={self.workers} with method {self.method.value}; allowed: {allowed}")
         if self.rounds is not None and self.has_server:
-            raise ConfigError(f"rounds with mode {self.mode.value}; allowed: with partial, elastic and all-reduce")
+            raise ConfigError(f"rounds with method {self.method.value}; allowed: with partial, elastic and all-reduce")
         self._check_shards()
         if self.layout.rate_groups and self.rule.kind is not RuleKind.ADAM:
             raise ConfigError(f"updates with rates under {self.rule.kind.value}; allowed: under adam")
@@ -324,7 +326,7 @@ class ModelSpec:
         if self.shards < 1:
             raise ConfigError(f"shards={self.shards}; allowed: 1 or more")
         if self.shards > 1 and not self.has_server:
-            raise ConfigError(f"shards={self.shards} with mode {self.mode.value}, which has no server; allowed: 1")
+            raise ConfigError(f"shards={self.shards} with method {self.method.value}, which has no server; allowed: 1")
         if self.shard is not None:
             if not 0 <= self.shard < self.shards or self.shards == 1:
                 raise ConfigError(f"shard={self.shard} of {self.shards}; allowed: 0 to shards - 1, or None for all")
@@ -339,12 +341,12 @@ class ModelSpec:
     @property
     def has_server(self) -> bool:
         """Whether a server holds it."""
-        return self.mode.has_server
+        return self.method.has_server
 
     @property
     def applies_rounds(self) -> bool:
         """Whether its workers apply the results of rounds by themselves."""
-        return self.rounds is not None or self.mode in (Mode.PARTIAL, Mode.ELASTIC)
+        return self.rounds is not None or self.method in (Method.PARTIAL, Method.ELASTIC)
 
     @property
     def servers(self) -> tuple[str, ...]:

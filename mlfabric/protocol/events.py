@@ -155,7 +155,7 @@ class WorkerHolds:
     """What a worker had open when it (re)joined: everything without an outcome is requested again.
 
     Args:
-        rounds: how far it has come in rounds without a server; None in other modes.
+        rounds: how far it has come in rounds without a server; None with other methods.
         clock: how many iterations it has finished, as the earlier scheduler counted; None if there was none.
         dropped: samples of its dropped updates.
         drawn: samples that it has drawn and that no committed update of its own was computed from.

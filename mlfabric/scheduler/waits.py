@@ -25,7 +25,7 @@ class Wait(Enum):
     UPDATE = "update"
     """That the worker's own update, which a get follows, is settled."""
     WORKERS = "workers"
-    """That other workers join, ask as well, or come nearer, as the mode has it."""
+    """That other workers join, ask as well, or come nearer, as the method has it."""
     TURN = "turn"
     """Its turn on the links."""
 
@@ -78,7 +78,7 @@ def _gets_of_part(whole: ShardedModel, shard: int) -> Iterator[Wait]:
 
 
 def _get(follows: bool, has_weights: bool, held_back: str) -> Wait:
-    """Return what a get waits for: whether it follows an update that is open, and why the mode holds it back."""
+    """Return what a get waits for: whether it follows an update that is open, and why the method holds it back."""
     if follows:
         return Wait.UPDATE
     if not has_weights:

@@ -13,7 +13,7 @@
     samples         what was trained on, and what not: lists of ranges, see ``mlfabric.model.samples.SampleCounts``
     layout          [[name, [dimension, ...], dtype, kind, parameter group], ...]
     rule            {field: value} of the rule it was trained with
-    spec            {name, mode, tau_max, slack, server, frozen_digest, shards, shard} of the model
+    spec            {name, method, tau_max, slack, server, frozen_digest, shards, shard} of the model
 
 Atomic: written aside in the same directory, fsynced, renamed, the directory fsynced. So the name holds an old or a
 new checkpoint, whole, whenever and however the writer ends. Loading checks the container's checksums, which
@@ -36,7 +36,7 @@ import torch
 from mlfabric.errors import ConfigError, FabricError, LayoutError, UsageError
 from mlfabric.model.specs import (
     Layout,
-    Mode,
+    Method,
     ModelSpec,
     MomentumAt,
     RuleKind,
@@ -288,7 +288,7 @@ def _spec_of(path: Path, content: dict[str, Any]) -> ModelSpec:
         enums = {n: kind(rule[n]) for n, kind in _RULE_ENUMS.items() if rule.get(n) is not None}
         layout = Layout(tuple(_tensor_spec(*row) for row in content["layout"]))
         rule = RuleSpec(**{**rule, **enums, "milestones": tuple(rule["milestones"])})
-        return ModelSpec(**{**spec, "layout": layout, "rule": rule, "mode": Mode(spec["mode"])})
+        return ModelSpec(**{**spec, "layout": layout, "rule": rule, "method": Method(spec["method"])})
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"checkpoint {path} describes its model in a way that cannot be read: {error!r}") from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import Expected, TransferId, UpdateId, UpdateKind
 from mlfabric.server.transfers import IncomingTransfer
 from mlfabric.transfer.offers import TransferState
@@ -25,14 +25,14 @@ class Incoming:
     """Every transfer, by id and in sequence.
 
     Args:
-        mode: of the model.
+        method: of the model.
         shards: into how many parts the whole model is cut, of which this may be one.
     """
 
-    def __init__(self, mode: Mode, shards: int = 1) -> None:
+    def __init__(self, method: Method, shards: int = 1) -> None:
         self.transfers: dict[TransferId, IncomingTransfer] = {}
         self.transfer_of: dict[UpdateId, TransferId] = {}
-        self._has_iterations = mode is Mode.SYNCHRONOUS
+        self._has_iterations = method is Method.SYNCHRONOUS
         self._shards = shards
 
     def add(self, transfer: IncomingTransfer) -> None:

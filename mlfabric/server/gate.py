@@ -1,7 +1,7 @@
 """What a server lets pass, and which steps that makes: well-formed orders, delays within the bound. Pure.
 
-The gate holds the promises of a mode whatever the plan got wrong (design, section 5, "Versions"): member j of a sum is
-applied to the version that the members before it make.
+The gate holds the promises of a method whatever the plan got wrong (design, section 5, "Versions"): member j of a sum
+is applied to the version that the members before it make.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     Commit,
@@ -141,7 +141,7 @@ def flaw_of(order: Expect, spec: ModelSpec) -> str:
         return f"update {order.transfer}: members {updates}, learning rates {order.lrs}; allowed: itself, none"
     if len(set(updates)) < len(updates) or order.kind is not UpdateKind.GRADIENT:
         return f"a sum of {order.kind.value}, members {updates}; allowed: gradients, each once"
-    synchronous = spec.mode is Mode.SYNCHRONOUS
+    synchronous = spec.method is Method.SYNCHRONOUS
     images = 1 if synchronous else spec.rule.sum_images
     if order.size_bytes != images * spec.layout.size_bytes:
         return f"a sum of {order.size_bytes} bytes; allowed: {images} images of {spec.layout.size_bytes}"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlfabric.model.divergence import Limit, RuleState, Units, as_norm, step_bound, units_above
-from mlfabric.model.specs import Mode, ModelSpec, TensorKind
+from mlfabric.model.specs import Method, ModelSpec, TensorKind
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import Commit, Expected, Followed, HeldBack, UpdateId
 from mlfabric.server.expected_transfers import Place
@@ -145,7 +145,7 @@ class LeadGate:
     def _planned(self, version: int, members: Sequence[Expected], lrs: Sequence[float]) -> list[_Step]:
         """Bound the steps of a group that is not committed: one if the replica can only make it whole."""
         ids, bounds = tuple(m.update for m in members), self._bounds(members, lrs)
-        if self._spec.mode is Mode.SYNCHRONOUS:
+        if self._spec.method is Method.SYNCHRONOUS:
             return [_Step(version + 1, ids, bounds[0])]
         if self._spec.rule.kind is RuleKind.ADAM:
             return [_Step(version + len(ids), ids, bounds[0])]
@@ -160,7 +160,7 @@ class LeadGate:
         if self._spec.rule.kind is RuleKind.ADAM:
             rate = max(norms) if self._spec.layout.rate_groups else 1.0
             return step_bound(self._spec.rule, [0.0], [lrs[0] * rate * ROUNDING], self._state)
-        if self._spec.mode is Mode.SYNCHRONOUS:
+        if self._spec.method is Method.SYNCHRONOUS:
             return step_bound(self._spec.rule, [math.fsum(norms) / len(norms) * ROUNDING], lrs[:1], self._state)
         return step_bound(self._spec.rule, [norm * ROUNDING for norm in norms], lrs, self._state)
 

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from mlfabric.model.samples import SampleAccount
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -86,7 +86,7 @@ class HostedModel:
         self.version = start.version
         self.initialised = start.initialised
         self.applied = AppliedSet(start.applied)
-        self.incoming = Incoming(spec.mode, spec.shards)
+        self.incoming = Incoming(spec.method, spec.shards)
         self.gets = Servings(config.name, spec, config.weight_copies)
         self.lead = LeadGate(spec)
         self.samples = SampleAccount(start.samples)
@@ -96,7 +96,7 @@ class HostedModel:
         self._term = 0
         self._next_epoch = 0
         self._budget_bytes = config.receive_budget_bytes
-        self._synchronous = spec.mode is Mode.SYNCHRONOUS
+        self._synchronous = spec.method is Method.SYNCHRONOUS
 
     # Transfers
 

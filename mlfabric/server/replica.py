@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlfabric.model.samples import SampleAccount
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import (
     Commit,
@@ -395,7 +395,7 @@ class ReplicaModel:
 
     @property
     def _is_mean(self) -> bool:
-        return self.spec.mode is Mode.SYNCHRONOUS
+        return self.spec.method is Method.SYNCHRONOUS
 
     def _longest_prefix(self) -> int:
         """Return how many entries can be applied now."""

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from mlfabric.model.specs import Mode, RuleKind, RuleSpec, Schedule
+from mlfabric.model.specs import Method, RuleKind, RuleSpec, Schedule
 
 __all__ = ["CALM", "HARSH", "STORMY", "WITH_REPLICAS", "FaultRates", "SimulationConfig", "Summary"]
 
@@ -114,7 +114,7 @@ HARSH = replace(
 WITH_JOBS = replace(HARSH, job_hz=0.3)
 JOBS_END = 0.3
 """In so many fabrics a job ends now and then, and another one begins."""
-MODES = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
+METHODS = (Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS)
 MOST_SKEW_NS = 10_000_000_000
 
 
@@ -134,7 +134,7 @@ class SimulationConfig:
         replicas: how many of the servers have one at the beginning.
         div_max, div_max_updates: how far a primary may be ahead of its replica, see ``Following``.
         calm_updates: how many more updates each worker pushes once the storm is over.
-        mode, slack, rule: of each model.
+        method, slack, rule: of each model.
         in_flight: updates that each worker has under way at most, >= 1.
         tau_max: of each model, if it is asynchronous; None as in ``ModelSpec``.
         model_bytes: size of a model and of each update.
@@ -163,7 +163,7 @@ class SimulationConfig:
     div_max: float = math.inf
     div_max_updates: int | None = None
     calm_updates: int = 0
-    mode: Mode = Mode.ASYNCHRONOUS
+    method: Method = Method.ASYNCHRONOUS
     slack: int = 0
     rule: RuleSpec = PLAIN
     in_flight: int = 2
@@ -210,18 +210,18 @@ class SimulationConfig:
 
     @classmethod
     def drawn_of_any_kind(cls, seed: int, faults: FaultRates = WITH_JOBS) -> SimulationConfig:
-        """Draw a fabric of any kind and mode, with every fault that there is, on hosts whose clocks differ."""
+        """Draw a fabric of any kind and method, with every fault that there is, on hosts whose clocks differ."""
         rng = random.Random(f"kinds {seed}")
-        kind, mode = rng.choice(("plain", "plain", "sums", "replicas", "shards")), rng.choice(MODES)
+        kind, method = rng.choice(("plain", "plain", "sums", "replicas", "shards")), rng.choice(METHODS)
         match kind:
             case "plain":
                 config = cls.drawn(seed, _milder(faults, rng.choice((0.1, 0.3, 1.0))))
             case "sums":
-                config = cls.drawn_with_sums(seed, faults, mode)
+                config = cls.drawn_with_sums(seed, faults, method)
             case "replicas":
-                config = cls.drawn_with_replicas(seed, faults, mode)
+                config = cls.drawn_with_replicas(seed, faults, method)
             case _:
-                config = cls.drawn_with_shards(seed, faults, mode)
+                config = cls.drawn_with_shards(seed, faults, method)
         job_hz = faults.job_hz * rng.choice((1, 3)) if rng.random() < JOBS_END else 0.0
         config = replace(config, faults=replace(config.faults, job_hz=job_hz))
         return replace(
@@ -233,10 +233,10 @@ class SimulationConfig:
 
     @classmethod
     def drawn_with_shards(
-        cls, seed: int, faults: FaultRates = STORMY, mode: Mode = Mode.ASYNCHRONOUS
+        cls, seed: int, faults: FaultRates = STORMY, method: Method = Method.ASYNCHRONOUS
     ) -> SimulationConfig:
         """Draw a fabric whose one model is cut into parts, sometimes with aggregators."""
-        config, rng = cls.drawn_with_sums(seed, faults, mode), random.Random(f"shards {seed}")
+        config, rng = cls.drawn_with_sums(seed, faults, method), random.Random(f"shards {seed}")
         share, shards = rng.choice((0.1, 0.3, 1.0)), rng.choice((2, 3))
         return replace(
             config,
@@ -249,7 +249,7 @@ class SimulationConfig:
 
     @classmethod
     def drawn_with_sums(
-        cls, seed: int, faults: FaultRates = STORMY, mode: Mode = Mode.ASYNCHRONOUS
+        cls, seed: int, faults: FaultRates = STORMY, method: Method = Method.ASYNCHRONOUS
     ) -> SimulationConfig:
         """Draw a fabric with aggregators, in which sums pay: many workers, transfers that take longer than messages."""
         config, rng = cls.drawn(seed, faults), random.Random(f"sums {seed}")
@@ -263,10 +263,10 @@ class SimulationConfig:
             beside_workers=rng.random() < 0.3,
             most_updates=rng.choice((0, 0, 2, 3)),
             sum_updates=rng.choice((1, 2, 4)),
-            mode=mode,
-            slack=rng.choice((0, 1, 3)) if mode is Mode.STALE_SYNCHRONOUS else 0,
+            method=method,
+            slack=rng.choice((0, 1, 3)) if method is Method.STALE_SYNCHRONOUS else 0,
             rule=rng.choice(RULES),
-            tau_max=rng.choice((None, 3, 8, 20)) if mode is Mode.ASYNCHRONOUS else None,
+            tau_max=rng.choice((None, 3, 8, 20)) if method is Method.ASYNCHRONOUS else None,
             model_bytes=rng.choice((12_000, 300_000, 1_000_000)),
             link_bps=rng.choice((100_000_000, 1_000_000_000)),
             server_share=rng.choice((0.2, 0.5, 1.0)),
@@ -276,11 +276,11 @@ class SimulationConfig:
 
     @classmethod
     def drawn_with_replicas(
-        cls, seed: int, faults: FaultRates = WITH_REPLICAS, mode: Mode = Mode.ASYNCHRONOUS
+        cls, seed: int, faults: FaultRates = WITH_REPLICAS, method: Method = Method.ASYNCHRONOUS
     ) -> SimulationConfig:
         """Draw a fabric whose servers have replicas, within one bound or two; some of them have aggregators, too."""
         rng = random.Random(f"replicas {seed}")
-        base = cls.drawn_with_sums(seed, faults, mode)
+        base = cls.drawn_with_sums(seed, faults, method)
         updates = rng.choice((None, 0, 1, 3, 8, 20))
         return replace(
             base,

@@ -64,7 +64,7 @@ class Fabric:
             name=f"model of {server}" if config.shards == 1 else "model",
             layout=layout,
             rule=config.rule,
-            mode=config.mode,
+            method=config.method,
             slack=config.slack,
             tau_max=config.tau_max,
             server=server if config.shards == 1 else "",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlfabric.model.specs import NO_TERM, Layout, Mode, ModelSpec, Role, Term
+from mlfabric.model.specs import NO_TERM, Layout, Method, ModelSpec, Role, Term
 from mlfabric.protocol import (
     GetId,
     GetRequested,
@@ -177,7 +177,7 @@ class SimulatedWorker(SimulatedMember):
         """Say good-bye when there is nothing more to do and others may wait for this worker."""
         has_open = self.state.pushing.pushes or self.state.getting.gets
         is_busy = self._computing or has_open or self._world.is_stormy or self._left > 0
-        if self.is_alive and not is_busy and self.spec.mode is not Mode.ASYNCHRONOUS:
+        if self.is_alive and not is_busy and self.spec.method is not Method.ASYNCHRONOUS:
             self.session.leave(self.incarnation)
 
     def _push(self, version: ModelVersion, kind: UpdateKind, oddity: Oddity) -> UpdateId:

@@ -1,4 +1,4 @@
-"""Which mode, bounds and aggregators to train with on a cluster: a small grid of them in the twin, and a choice.
+"""Which method, bounds and aggregators to train with on a cluster: a small grid of them in the twin, and a choice.
 
 Everything is compared with plain ring all-reduce: *gain* is how many times as fast training gets on. In a step each
 worker's gradient is used once, so asynchronous training makes a step with as many updates as there are workers.
@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.errors import ConfigError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.cluster import Cluster
 
 __all__ = [
@@ -53,7 +53,7 @@ FIRST_BOUND = 2.0
 SLACKS = (1, 3, 8)
 ADVICE_ITERATIONS, SHORT_SHARE = 100, 4
 FINALISTS = 3
-_LATE = (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
+_LATE = (Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +76,13 @@ class Option:
     """A way of training.
 
     Args:
-        mode: of the fabric; None is plain ring all-reduce, without a fabric.
+        method: of the fabric; None is plain ring all-reduce, without a fabric.
         tau_max: delay bound of asynchronous training, else None.
         slack: how many iterations a worker may be ahead of the slowest in stale-synchronous training, else None.
         aggregators: on how many of the workers' hosts.
     """
 
-    mode: Mode | None
+    method: Method | None
     tau_max: int | None = None
     slack: int | None = None
     aggregators: int = 0
@@ -90,9 +90,11 @@ class Option:
     def on(self, cluster: Cluster, iterations: int) -> Cluster:
         """Return a cluster that trains like this for so many steps of each worker."""
         names = tuple(worker.name for worker in cluster.workers[: self.aggregators])
-        mode = self.mode or Mode.ALL_REDUCE
+        method = self.method or Method.ALL_REDUCE
         slack = cluster.slack if self.slack is None else self.slack
-        return replace(cluster, mode=mode, tau_max=self.tau_max, slack=slack, aggregators=names, iterations=iterations)
+        return replace(
+            cluster, method=method, tau_max=self.tau_max, slack=slack, aggregators=names, iterations=iterations
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +142,8 @@ class Advice:
 
     @property
     def delay_bound(self) -> int | None:
-        """The best delay bound of asynchronous training, also where another mode gains more; long runs go first."""
-        asynchronous = [row for row in self.rows if row.option.mode is Mode.ASYNCHRONOUS]
+        """The best delay bound of asynchronous training, also where another method gains more; long runs go first."""
+        asynchronous = [row for row in self.rows if row.option.method is Method.ASYNCHRONOUS]
         longest = max((row.iterations for row in asynchronous), default=0)
         tried = [row for row in asynchronous if row.iterations == longest]
         return max(tried, key=_rank).option.tau_max if tried else None
@@ -160,7 +162,7 @@ def advise(
     """Try a small grid of options and say which to take; the same cluster gives the same advice.
 
     Args:
-        cluster: whose hosts, links, computations and model count; its mode, bound and aggregators do not.
+        cluster: whose hosts, links, computations and model count; its method, bound and aggregators do not.
         predict: what to ask of the twin, with the cluster as the option would have it.
         staleness: q, the share of steps that grow with delay, 0 to 1.
         on_progress: told how many options are done, and of how many.
@@ -176,8 +178,8 @@ def advise(
     trial = _Trial(cluster, predict, staleness, on_progress)
     iterations = min(cluster.iterations, ADVICE_ITERATIONS)
     trial.begin(-(-iterations // SHORT_SHARE))
-    trial.run_all([Option(mode=Mode.ALL_REDUCE), *_shapes(workers)])
-    best = max((row for row in trial.rows if row.option.mode is Mode.ASYNCHRONOUS), key=_rank)
+    trial.run_all([Option(method=Method.ALL_REDUCE), *_shapes(workers)])
+    best = max((row for row in trial.rows if row.option.method is Method.ASYNCHRONOUS), key=_rank)
     trial.run_all(_bounds(workers, best.option.aggregators))
     finalists = _different(sorted(trial.rows[1:], key=_rank, reverse=True))[:FINALISTS]
     trial.begin(iterations)
@@ -188,7 +190,7 @@ def advise(
         verdict=Verdict.FABRIC if chosen.gain >= WORTH_IT else Verdict.PLAIN,
         rows=tuple(trial.rows),
         best=chosen,
-        replica_updates=None if chosen.option.mode is Mode.ALL_REDUCE else replica_bound(cluster, chosen.found),
+        replica_updates=None if chosen.option.method is Method.ALL_REDUCE else replica_bound(cluster, chosen.found),
         staleness=staleness,
     )
 
@@ -219,24 +221,24 @@ def replica_bound(cluster: Cluster, found: Prediction) -> int:
 
 
 def _shapes(workers: int) -> Iterator[Option]:
-    """Yield how many aggregators may be had, for the modes that take them."""
+    """Yield how many aggregators may be had, for the methods that take them."""
     for aggregators in sorted({0, -(-workers // 4), workers}):
-        yield Option(mode=Mode.SYNCHRONOUS, aggregators=aggregators)
-        yield Option(mode=Mode.ASYNCHRONOUS, tau_max=round(FIRST_BOUND * workers), aggregators=aggregators)
+        yield Option(method=Method.SYNCHRONOUS, aggregators=aggregators)
+        yield Option(method=Method.ASYNCHRONOUS, tau_max=round(FIRST_BOUND * workers), aggregators=aggregators)
 
 
 def _bounds(workers: int, aggregators: int) -> list[Option]:
     """Return the delay bounds that are still to be tried, and the slacks."""
     rest = sorted({round(share * workers) for share in BOUNDS_PER_WORKER} - {round(FIRST_BOUND * workers)})
-    bounds = [Option(mode=Mode.ASYNCHRONOUS, tau_max=tau_max, aggregators=aggregators) for tau_max in rest]
-    return bounds + [Option(mode=Mode.STALE_SYNCHRONOUS, slack=slack, aggregators=aggregators) for slack in SLACKS]
+    bounds = [Option(method=Method.ASYNCHRONOUS, tau_max=tau_max, aggregators=aggregators) for tau_max in rest]
+    return bounds + [Option(method=Method.STALE_SYNCHRONOUS, slack=slack, aggregators=aggregators) for slack in SLACKS]
 
 
 def _different(rows: Sequence[Row]) -> list[Row]:
     """Leave out rows that went like an earlier one: bounds that nobody came near."""
     found: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        found.setdefault((row.option.mode, row.option.aggregators, row.found.step_s, row.found.delays.sum()), row)
+        found.setdefault((row.option.method, row.option.aggregators, row.found.step_s, row.found.delays.sum()), row)
     return list(found.values())
 
 
@@ -260,7 +262,7 @@ class _Trial:
     def begin(self, iterations: int) -> None:
         """Go on with runs of another length, the first of which is a plain ring's."""
         self._iterations = iterations
-        self._run(Option(mode=None))
+        self._run(Option(method=None))
 
     def end(self) -> None:
         """Say that all has been tried, where there were fewer different options than might be."""
@@ -274,9 +276,9 @@ class _Trial:
 
     def _run(self, option: Option) -> None:
         found = self._predict(option.on(self._cluster, self._iterations), option)
-        delays = found.delays if option.mode in _LATE else found.delays[:0]
+        delays = found.delays if option.method in _LATE else found.delays[:0]
         value = value_of_an_update(delays, len(self._cluster.workers), self._staleness)
-        plain_s = found.step_s if option.mode is None else self.rows[0].found.step_s
+        plain_s = found.step_s if option.method is None else self.rows[0].found.step_s
         gain = value * plain_s / found.step_s
         row = Row(option=option, found=found, value=value, gain=gain, iterations=self._iterations)
         places = [place for place, known in enumerate(self.rows) if known.option == option]

@@ -14,13 +14,13 @@ from types import MappingProxyType
 
 from mlfabric.errors import ConfigError
 from mlfabric.model.chunking import chunk_bytes
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 
 __all__ = ["Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]
 
 _LEAST_BPS = 1000.0
-_PLAYED = (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS, Mode.ALL_REDUCE)
+_PLAYED = (Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS, Method.ALL_REDUCE)
 _NOT_NEGATIVE = ("latency_s", "slack", "most_updates", "batch_window_s", "monitor_lag_s", "control_s", "chunk_bytes")
 _NO_LINES: Mapping[tuple[str, Direction], RateLine] = MappingProxyType({})
 
@@ -189,7 +189,7 @@ class Cluster:
     lines: Mapping[tuple[str, Direction], RateLine] = field(default_factory=lambda: _NO_LINES)
     compute: Compute = Compute()
     model_bytes: int = 100_000_000
-    mode: Mode = Mode.ASYNCHRONOUS
+    method: Method = Method.ASYNCHRONOUS
     tau_max: int | None = None
     slack: int = 3
     in_flight: int = 1
@@ -208,7 +208,12 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [host.name for host in (*self.workers, self.server)]
         _check("workers", len(self.workers), bool(self.workers), "at least one")
-        _check("mode", self.mode.value, self.mode in _PLAYED, f"one of {', '.join(mode.value for mode in _PLAYED)}")
+        _check(
+            "method",
+            self.method.value,
+            self.method in _PLAYED,
+            f"one of {', '.join(method.value for method in _PLAYED)}",
+        )
         _check("names of hosts", names, len(set(names)) == len(names), "different names")
         for name in (*self.aggregators, *(host for host, _ in self.lines)):
             _check("host", name, name in set(names), f"one of {', '.join(names[:4])}, ...")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.closed_forms import (
     mean_over_weather,
     ring_all_reduce_s,
@@ -24,11 +24,11 @@ from mlfabric.twin.settings import Direction
 
 __all__ = ["Compared", "compare", "formula_s"]
 
-WAYS: tuple[Mode | Baseline, ...] = (
-    Mode.ASYNCHRONOUS,
-    Mode.STALE_SYNCHRONOUS,
-    Mode.SYNCHRONOUS,
-    Mode.ALL_REDUCE,
+WAYS: tuple[Method | Baseline, ...] = (
+    Method.ASYNCHRONOUS,
+    Method.STALE_SYNCHRONOUS,
+    Method.SYNCHRONOUS,
+    Method.ALL_REDUCE,
     Baseline.RING,
     Baseline.TREE,
 )
@@ -50,7 +50,7 @@ class Compared:
     gain: float
 
 
-def compare(cluster: Cluster, started: Callable[[Mode | Baseline], Progress | None]) -> tuple[Compared, ...]:
+def compare(cluster: Cluster, started: Callable[[Method | Baseline], Progress | None]) -> tuple[Compared, ...]:
     """Run all ways of training.
 
     Args:
@@ -64,7 +64,7 @@ def compare(cluster: Cluster, started: Callable[[Mode | Baseline], Progress | No
     )
 
 
-def formula_s(cluster: Cluster, way: Mode | Baseline) -> float | None:
+def formula_s(cluster: Cluster, way: Method | Baseline) -> float | None:
     """Return the mean time of an iteration by formula: of a ring, of a tree, and of a synchronous server without sums.
 
     Where rates are known over time, the first ones count.
@@ -75,7 +75,7 @@ def formula_s(cluster: Cluster, way: Mode | Baseline) -> float | None:
         wire_s = ring_all_reduce_s(size_bytes, hosts, latency_s)
     elif way is Baseline.TREE:
         wire_s = _tree_s(cluster, min(host.slowest_bps for host in hosts))
-    elif way is Mode.SYNCHRONOUS and not cluster.aggregators:
+    elif way is Method.SYNCHRONOUS and not cluster.aggregators:
         wire_s = synchronous_server_s(size_bytes, hosts, server, latency_s)
         directions += 2 * cluster.is_server_in_weather
     else:

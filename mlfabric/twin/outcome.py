@@ -27,7 +27,7 @@ class Outcome:
     """A run.
 
     Args:
-        name: of the mode or baseline.
+        name: of the method or baseline.
         ended_s: by worker and step, when the worker had done with it and began the next; shape (workers, steps).
         committed_s: when updates were applied, ascending; AllReduce: when rounds were settled, once for every worker.
         delays: of each of them.

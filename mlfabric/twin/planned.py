@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from mlfabric.methods import all_reduce, policy_of
 from mlfabric.methods.policy import NO_BOUND
-from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.network import LinkId, Network, Path, Profile, down_link, up_link
 from mlfabric.planning import (
     Aggregator,
@@ -69,7 +69,7 @@ class Planner:
     """The planner, and what it knows of the network.
 
     Args:
-        cluster: whose mode, bounds and aggregators it plans for.
+        cluster: whose method, bounds and aggregators it plans for.
 
     Attributes:
         known_rates: of all links, in bit/s, as far as it knows.
@@ -93,8 +93,8 @@ class Planner:
         self._shared = {link for name in shared for link in (up_link(name), down_link(name))}
         self._ways: dict[Path, Way] = {}
         self.config = _config_of(cluster)
-        self.has_many = len(cluster.workers) > MANY_WORKERS and cluster.mode is not Mode.SYNCHRONOUS
-        self.tau_max = cluster.delay_bound if cluster.mode is Mode.ASYNCHRONOUS else NO_BOUND
+        self.has_many = len(cluster.workers) > MANY_WORKERS and cluster.method is not Method.SYNCHRONOUS
+        self.tau_max = cluster.delay_bound if cluster.method is Method.ASYNCHRONOUS else NO_BOUND
         self.rates_bps = [self.network.rate_bps(link, 0) for link in self.links]
         self.known_rates = np.array(self.rates_bps, np.int64)
 
@@ -120,7 +120,7 @@ class Planner:
         Args:
             group_ns: what each group costs.
         """
-        server = "" if self._cluster.mode is Mode.ALL_REDUCE else self._cluster.server.name
+        server = "" if self._cluster.method is Method.ALL_REDUCE else self._cluster.server.name
         aggregators: tuple[Aggregator, ...] = ()
         if server and helps:
             hosts = {update.source for update in updates}
@@ -214,17 +214,17 @@ class Planner:
 
 
 def _config_of(cluster: Cluster) -> PlannerConfig:
-    mode = cluster.mode
-    if mode is Mode.ALL_REDUCE:
+    method = cluster.method
+    if method is Method.ALL_REDUCE:
         fastest_bps = max(host.slowest_bps for host in cluster.workers)
         found = all_reduce.planner_config(cluster.model_bytes, int(8e9 * cluster.model_bytes / fastest_bps))
         return replace(found, chunk_bytes=cluster.chunk_bytes or found.chunk_bytes)
     spec = ModelSpec(
         name="model",
         layout=Layout(tensors=(TensorSpec(name="weights", shape=(1,), dtype="float32"),)),
-        mode=mode,
-        tau_max=cluster.delay_bound if mode is Mode.ASYNCHRONOUS else None,
-        slack=cluster.slack if mode is Mode.STALE_SYNCHRONOUS else 0,
+        method=method,
+        tau_max=cluster.delay_bound if method is Method.ASYNCHRONOUS else None,
+        slack=cluster.slack if method is Method.STALE_SYNCHRONOUS else 0,
     )
     found = policy_of(spec).planner_config(len(cluster.workers))
     return replace(found, chunk_bytes=cluster.chunk)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import Plan, Transfer
 from mlfabric.scheduler.updates.patience import group_cost_ns
 from mlfabric.scheduler.updates.push_table import FORGIVEN
@@ -60,8 +60,8 @@ class Pushing:
         self.open: set[Update] = set()
         self._groups: list[Group] = []
         self._world, self._planner, self._hearers = world, world.planner, hearers
-        self._mode = world.cluster.mode
-        self._together = self._mode is Mode.SYNCHRONOUS
+        self._method = world.cluster.method
+        self._together = self._method is Method.SYNCHRONOUS
         self._sequencing = Sequencing(world, world.planner.tau_max)
         self._apart: set[Update] = set()
         self._late = Counter[Update]()
@@ -292,7 +292,7 @@ class Pushing:
         while self._groups and self._groups[0].received:
             for update in self._groups.pop(0).members:
                 delay = self.version - update.computed_from
-                if self._mode is Mode.ASYNCHRONOUS and delay > self._world.cluster.delay_bound:
+                if self._method is Method.ASYNCHRONOUS and delay > self._world.cluster.delay_bound:
                     self._drop(update)
                 else:
                     self.version += 1

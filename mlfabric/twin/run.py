@@ -23,7 +23,7 @@ from dataclasses import replace
 from enum import Enum
 
 from mlfabric.errors import UsageError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.twin.advise import Option, Prediction
 from mlfabric.twin.cluster import Cluster
@@ -46,8 +46,8 @@ class Baseline(Enum):
     TREE = "tree"
 
 
-_KINDS: dict[Mode | Baseline, type[Rounds]] = {
-    Mode.ALL_REDUCE: FabricRounds,
+_KINDS: dict[Method | Baseline, type[Rounds]] = {
+    Method.ALL_REDUCE: FabricRounds,
     Baseline.RING: Ring,
     Baseline.TREE: Tree,
 }
@@ -55,7 +55,7 @@ _KINDS: dict[Mode | Baseline, type[Rounds]] = {
 
 def simulate(
     cluster: Cluster,
-    way: Mode | Baseline | None = None,
+    way: Method | Baseline | None = None,
     *,
     progress: Progress | None = None,
     spans_s: float = 0.0,
@@ -65,7 +65,7 @@ def simulate(
     The planner is loaded first, and compiled where that was not done yet: until then a live scheduler plans otherwise.
 
     Args:
-        way: how it trains; None for the cluster's own mode.
+        way: how it trains; None for the cluster's own method.
         progress: told of steps done, and of how many there are.
         spans_s: until when what workers do is kept, for a picture.
 
@@ -74,9 +74,9 @@ def simulate(
     """
     if spans_s < 0:
         raise UsageError(f"spans_s={spans_s}; allowed: 0 or more")
-    chosen = cluster.mode if way is None else way
-    if isinstance(chosen, Mode) and chosen is not cluster.mode:
-        cluster = replace(cluster, mode=chosen)
+    chosen = cluster.method if way is None else way
+    if isinstance(chosen, Method) and chosen is not cluster.method:
+        cluster = replace(cluster, method=chosen)
     warm_up(log.info)
     world = RunWorld(cluster, spans_s)
     _KINDS.get(chosen, Training)(world).run(progress)
@@ -89,8 +89,8 @@ def predict(cluster: Cluster, option: Option) -> Prediction:
     Asynchronous and stale-synchronous training make a step with as many updates as there are workers, whoever sent
     them.
     """
-    found = simulate(cluster, Baseline.RING if option.mode is None else option.mode)
-    is_late = option.mode in (Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS)
+    found = simulate(cluster, Baseline.RING if option.method is None else option.method)
+    is_late = option.method in (Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS)
     return Prediction(
         step_s=len(cluster.workers) / found.updates_per_s if is_late else found.mean_iteration_s,
         delays=found.delays,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import Profile
 from mlfabric.protocol import ModelVersion, UpdateId
 from mlfabric.scheduler.members.compute_times import WorkerSteps
@@ -208,5 +208,5 @@ class Sequencing:
             self.pace.missed(name)
         else:
             self.pace.made_it(name)
-        if self._world.cluster.mode is not Mode.SYNCHRONOUS:
+        if self._world.cluster.method is not Method.SYNCHRONOUS:
             self.expected.settled(update, version)

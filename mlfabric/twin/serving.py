@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import Plan, Transfer
 from mlfabric.scheduler.gets.get_requests import EGRESS_LEAD_NS, GATHER_SHARE
 from mlfabric.scheduler.updates.ingress_queue import Coming, Succession, look_again_ns
@@ -93,7 +93,7 @@ class Serving:
         self._succession = Succession()
         self._world, self._planner, self._pushing = world, world.planner, pushing
         self._answered = answered
-        self._together = world.cluster.mode is Mode.SYNCHRONOUS
+        self._together = world.cluster.method is Method.SYNCHRONOUS
         self._order = world.order()
         self._legs: dict[int, _Leg] = {}
         self._holds: dict[Update, list[int]] = {}

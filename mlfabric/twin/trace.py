@@ -2,7 +2,7 @@
 
 The first line says what runs, the others what was seen when, in seconds since the recording began:
 
-    {"trace": 1, "model": "net", "mode": "asynchronous", "tau_max": 8, "model_bytes": 400000, "server": "s",
+    {"trace": 1, "model": "net", "method": "asynchronous", "tau_max": 8, "model_bytes": 400000, "server": "s",
      "workers": {"worker-0": "host-0", "worker-1": "host-1"}}
     {"at_s": 0.0, "rate": ["host-0", "up", 100000000]}         that direction carries so many bit/s from then on
     {"at_s": 0.5, "compute": ["worker-0", [0.1, 0.2]]}         computations that ended since the last such line
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlfabric.errors import ConfigError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.cluster import Cluster, Compute, Host, RateLine, Spread
 from mlfabric.twin.settings import Direction
 
@@ -47,8 +47,8 @@ class Trace:
     """A recording.
 
     Args:
-        model, mode, model_bytes: of the job.
-        tau_max: delay bound; None where the mode has none.
+        model, method, model_bytes: of the job.
+        tau_max: delay bound; None where the method has none.
         server: host of the model; "" where there is none.
         workers: name of each worker, and its host.
         lines: what each link carried over time, by host and direction.
@@ -57,7 +57,7 @@ class Trace:
     """
 
     model: str
-    mode: Mode
+    method: Method
     model_bytes: int
     tau_max: int | None
     server: str
@@ -81,7 +81,7 @@ class Trace:
         ended = _ended(self.progress[-1]) - _ended(self.progress[0]) if self.progress else 0
         if ended < 1:
             raise ConfigError(f"the trace of {self.model} has no step in it; record for longer, while training goes on")
-        return self.duration_s * (1 if self.mode is Mode.ALL_REDUCE else len(self.workers)) / ended
+        return self.duration_s * (1 if self.method is Method.ALL_REDUCE else len(self.workers)) / ended
 
     def cluster(self, **changed: Any) -> Cluster:
         """Return the cluster that replays this.
@@ -109,7 +109,7 @@ class Trace:
             "lines": lines,
             "compute": Compute(spread=Spread.RECORDED, recorded=self.compute_s),
             "model_bytes": self.model_bytes,
-            "mode": self.mode,
+            "method": self.method,
             "tau_max": self.tau_max,
         }
         return Cluster(**{**given, **changed})
@@ -202,7 +202,7 @@ def _take_in(row: Mapping[str, Any], seen: _Seen) -> None:
 def _trace(head: Mapping[str, Any], seen: _Seen) -> Trace:
     return Trace(
         model=str(head["model"]),
-        mode=Mode(head["mode"]),
+        method=Method(head["method"]),
         model_bytes=int(head["model_bytes"]),
         tau_max=None if head["tau_max"] is None else int(head["tau_max"]),
         server=str(head["server"]),

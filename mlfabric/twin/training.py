@@ -1,4 +1,4 @@
-"""Training with a server in virtual time: workers compute, push and get; what is due when; all modes but AllReduce."""
+"""Training with a server in virtual time: workers compute, push and get; what is due when; methods but AllReduce."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.groups import Update
 from mlfabric.twin.pushing import Hearers, Pushing
 from mlfabric.twin.run_world import Progress, RunWorld
@@ -34,8 +34,8 @@ class Training:
         self._world, self._cluster = world, world.cluster
         self._progress: Progress | None = None
         self._workers = [_Worker() for _ in world.cluster.workers]
-        self._in_flight = 1 if self._cluster.mode is Mode.SYNCHRONOUS else self._cluster.in_flight
-        self._slack = self._cluster.slack if self._cluster.mode is Mode.STALE_SYNCHRONOUS else math.inf
+        self._in_flight = 1 if self._cluster.method is Method.SYNCHRONOUS else self._cluster.in_flight
+        self._slack = self._cluster.slack if self._cluster.method is Method.STALE_SYNCHRONOUS else math.inf
         self._pushing = Pushing(
             world,
             Hearers(

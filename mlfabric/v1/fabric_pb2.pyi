@@ -727,7 +727,7 @@ class ModelStatus(_message.Message):
     DELAY_P50_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
@@ -749,7 +749,7 @@ class ModelStatus(_message.Message):
     delay_p50: _builtins.float
     committed: _builtins.int
     dropped: _builtins.int
-    mode: _builtins.str
+    method: _builtins.str
     waits_for: _builtins.str
     """Of a model in parts, or without a server: what it waits for, in words; empty if nothing is in the way."""
     size_bytes: _builtins.int
@@ -796,7 +796,7 @@ class ModelStatus(_message.Message):
         delay_p50: _builtins.float = ...,
         committed: _builtins.int = ...,
         dropped: _builtins.int = ...,
-        mode: _builtins.str = ...,
+        method: _builtins.str = ...,
         waits_for: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         probes: Global___ProbesStatus | None = ...,
@@ -811,7 +811,7 @@ class ModelStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "mode", b"mode", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "method", b"method", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -460,7 +460,7 @@ class WorkerHolds(_message.Message):
     def reduces(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReduceRequested]: ...
     @_builtins.property
     def rounds(self) -> Global___RoundsHeld:
-        """How far it has come in rounds without a server; absent in other modes."""
+        """How far it has come in rounds without a server; absent with other methods."""
 
     @_builtins.property
     def dropped(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

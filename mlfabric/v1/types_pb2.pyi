@@ -104,30 +104,30 @@ MOMENTUM_AT_SERVER: MomentumAt.ValueType  # 1
 MOMENTUM_AT_WORKERS: MomentumAt.ValueType  # 2
 Global___MomentumAt: _TypeAlias = MomentumAt  # noqa: Y015
 
-class _Mode:
+class _Method:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _ModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Mode.ValueType], _builtins.type):
+class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    MODE_UNSPECIFIED: _Mode.ValueType  # 0
-    MODE_ASYNCHRONOUS: _Mode.ValueType  # 1
-    MODE_SYNCHRONOUS: _Mode.ValueType  # 2
-    MODE_STALE_SYNCHRONOUS: _Mode.ValueType  # 3
-    MODE_ALL_REDUCE: _Mode.ValueType  # 4
-    MODE_PARTIAL: _Mode.ValueType  # 5
-    MODE_ELASTIC: _Mode.ValueType  # 6
+    METHOD_UNSPECIFIED: _Method.ValueType  # 0
+    METHOD_ASYNCHRONOUS: _Method.ValueType  # 1
+    METHOD_SYNCHRONOUS: _Method.ValueType  # 2
+    METHOD_STALE_SYNCHRONOUS: _Method.ValueType  # 3
+    METHOD_ALL_REDUCE: _Method.ValueType  # 4
+    METHOD_PARTIAL: _Method.ValueType  # 5
+    METHOD_ELASTIC: _Method.ValueType  # 6
 
-class Mode(_Mode, metaclass=_ModeEnumTypeWrapper): ...
+class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
 
-MODE_UNSPECIFIED: Mode.ValueType  # 0
-MODE_ASYNCHRONOUS: Mode.ValueType  # 1
-MODE_SYNCHRONOUS: Mode.ValueType  # 2
-MODE_STALE_SYNCHRONOUS: Mode.ValueType  # 3
-MODE_ALL_REDUCE: Mode.ValueType  # 4
-MODE_PARTIAL: Mode.ValueType  # 5
-MODE_ELASTIC: Mode.ValueType  # 6
-Global___Mode: _TypeAlias = Mode  # noqa: Y015
+METHOD_UNSPECIFIED: Method.ValueType  # 0
+METHOD_ASYNCHRONOUS: Method.ValueType  # 1
+METHOD_SYNCHRONOUS: Method.ValueType  # 2
+METHOD_STALE_SYNCHRONOUS: Method.ValueType  # 3
+METHOD_ALL_REDUCE: Method.ValueType  # 4
+METHOD_PARTIAL: Method.ValueType  # 5
+METHOD_ELASTIC: Method.ValueType  # 6
+Global___Method: _TypeAlias = Method  # noqa: Y015
 
 class _Resume:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -410,7 +410,7 @@ class ModelSpec(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
     TAU_MAX_FIELD_NUMBER: _builtins.int
     DIV_MAX_FIELD_NUMBER: _builtins.int
     SERVER_FIELD_NUMBER: _builtins.int
@@ -421,7 +421,7 @@ class ModelSpec(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    mode: Global___Mode.ValueType
+    method: Global___Method.ValueType
     tau_max: _builtins.int
     """Delay bound; absent means twice the number of workers."""
     div_max: _builtins.float
@@ -444,7 +444,7 @@ class ModelSpec(_message.Message):
     def rule(self) -> Global___UpdateRule: ...
     @_builtins.property
     def rounds(self) -> Global___RoundOptions:
-        """Workers apply rounds by themselves; absent in modes with a server."""
+        """Workers apply rounds by themselves; absent for methods with a server."""
 
     def __init__(
         self,
@@ -452,7 +452,7 @@ class ModelSpec(_message.Message):
         name: _builtins.str = ...,
         layout: _abc.Iterable[Global___TensorSpec] | None = ...,
         rule: Global___UpdateRule | None = ...,
-        mode: Global___Mode.ValueType = ...,
+        method: Global___Method.ValueType = ...,
         tau_max: _builtins.int | None = ...,
         div_max: _builtins.float | None = ...,
         server: _builtins.str = ...,
@@ -465,7 +465,7 @@ class ModelSpec(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "rounds", b"rounds", "rule", b"rule", "shard", b"shard", "tau_max", b"tau_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "mode", b"mode", "name", b"name", "rounds", b"rounds", "rule", b"rule", "server", b"server", "shard", b"shard", "shards", b"shards", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_div_max", b"_div_max", "_shard", b"_shard", "_tau_max", b"_tau_max", "div_max", b"div_max", "frozen_digest", b"frozen_digest", "layout", b"layout", "method", b"method", "name", b"name", "rounds", b"rounds", "rule", b"rule", "server", b"server", "shard", b"shard", "shards", b"shards", "slack", b"slack", "tau_max", b"tau_max", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__div_max: _TypeAlias = _typing.Literal["div_max"]  # noqa: Y015
     _WhichOneofArgType__div_max: _TypeAlias = _typing.Literal["_div_max", b"_div_max"]  # noqa: Y015

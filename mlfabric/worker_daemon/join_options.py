@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
-from mlfabric.model.specs import Mode, RuleSpec
+from mlfabric.model.specs import Method, RuleSpec
 from mlfabric.protocol import JobClaim, Resume
 from mlfabric.shell.forking import IN_A_COPY, is_copy
 from mlfabric.worker_daemon.argument_types import check_arguments
@@ -37,7 +37,7 @@ _workers: WeakKeyDictionary[_Joined, tuple[str, str]] = WeakKeyDictionary()
 class Joining:
     """How a worker joins; see ``register_as_worker``. Names are those in the fabric."""
 
-    mode: Mode
+    method: Method
     tau_max: int | None
     slack: int
     workers: int | None
@@ -58,9 +58,9 @@ class Joining:
         """
         if self.workers is None:
             return max(1, self.settings.workers)
-        if self.workers < 1 or (self.workers > 1 and self.mode is Mode.ASYNCHRONOUS):
-            given = f"workers={self.workers} in mode {self.mode.value}"
-            raise UsageError(f"{given}; allowed: 1, or more in the other modes")
+        if self.workers < 1 or (self.workers > 1 and self.method is Method.ASYNCHRONOUS):
+            given = f"workers={self.workers} with method {self.method.value}"
+            raise UsageError(f"{given}; allowed: 1, or more with the other methods")
         return self.workers
 
     def claim(self) -> JobClaim:
@@ -69,8 +69,8 @@ class Joining:
         Raises:
             UsageError: a model is to be kept that there is not.
         """
-        if self.keep and not self.mode.has_server:
-            raise UsageError(f"keep=True in mode {self.mode.value}, which leaves no model in the fabric; save your own")
+        if self.keep and not self.method.has_server:
+            raise UsageError(f"keep=True with method {self.method.value}, which leaves no model; save your own")
         resume = True if self.resume is None and self.settings.resume else self.resume
         begins = {None: Resume.ASK, True: Resume.GO_ON, False: Resume.ANEW}[resume]
         return JobClaim(job=self.settings.job, workers=self.settings.job_workers, keep=self.keep, resume=begins)
@@ -86,8 +86,8 @@ class Joining:
         for given, bad, allowed in (
             (f"clip_norm={rule.clip_norm:g}", rule.clip_norm > 0, "0: the norm is known when all gradients are"),
             (
-                f"mode {self.mode.value}",
-                not self.mode.has_server,
+                f"method {self.method.value}",
+                not self.method.has_server,
                 "another one; begin an all_reduce_async for each bucket",
             ),
             (f"servers={self.servers}", self.servers > 1, "1"),
@@ -99,7 +99,7 @@ class Joining:
 def joining(
     model: Trainable,
     *,
-    mode: Mode | str,
+    method: Method | str,
     name: str,
     model_name: str,
     scheduler: str,
@@ -119,7 +119,7 @@ def joining(
         settings, name=settings.within_job(name or settings.name), scheduler=scheduler or settings.scheduler
     )
     in_fabric = settings.within_job(model_name)
-    return Joining(mode=enum_of(Mode, "mode", mode), model_name=in_fabric, settings=settings, **others)
+    return Joining(method=enum_of(Method, "method", method), model_name=in_fabric, settings=settings, **others)
 
 
 def note_worker(worker: _Joined, model_name: str, name: str) -> None:

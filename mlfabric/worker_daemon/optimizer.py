@@ -2,8 +2,8 @@
 
 It looks like the optimizer that it was made from, and shares its parameter groups and state: schedulers may be built on
 either. Asynchronous, each ``step()`` pushes an update and installs the model that the step before asked for, so
-communication overlaps with the next batch's computation. In the other modes it waits for the model that has this very
-step in it: workers that count on one another's iterations must not run ahead of their own.
+communication overlaps with the next batch's computation. With the other methods it waits for the model that has this
+very step in it: workers that count on one another's iterations must not run ahead of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from mlfabric.errors import UsageError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.worker_daemon.taken_over import TakenOver
 from mlfabric.worker_daemon.worker import PushHandle, Worker
@@ -54,7 +54,7 @@ class FabricOptimizer(TakenOver):
             with torch.enable_grad():
                 loss = closure()
         vars(self._taken_over)["_opt_called"] = True  # a scheduler that was built on it warns unless it makes steps
-        if self.worker.mode is Mode.ASYNCHRONOUS:
+        if self.worker.method is Method.ASYNCHRONOUS:
             self.last_push = self.worker.exchange()
         else:
             self.last_push = self.worker.push()

@@ -56,7 +56,7 @@ def steps_of(
         return rule, AdamSteps(rule, optimizer, model)
     raise UsageError(
         f"cannot take over {kind.__name__}; allowed: torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW. With others "
-        "use Mode.ALL_REDUCE: all_reduce the gradients and step by yourself"
+        "use Method.ALL_REDUCE: all_reduce the gradients and step by yourself"
     )
 
 

@@ -12,7 +12,7 @@ from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
 from mlfabric.model.round_options import RoundOptions
-from mlfabric.model.specs import Mode, ModelSpec, MomentumAt, RuleSpec
+from mlfabric.model.specs import Method, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
@@ -30,7 +30,7 @@ from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
 
-WithoutServer = Literal["all-reduce", "elastic", "partial", Mode.ALL_REDUCE, Mode.ELASTIC, Mode.PARTIAL]
+WithoutServer = Literal["all-reduce", "elastic", "partial", Method.ALL_REDUCE, Method.ELASTIC, Method.PARTIAL]
 
 
 def register_as_worker(
@@ -38,7 +38,7 @@ def register_as_worker(
     *,
     rule: RuleSpec | None = None,
     momentum_at: MomentumAt | str | None = None,
-    mode: Mode | str = Mode.ASYNCHRONOUS,
+    method: Method | str = Method.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
@@ -67,8 +67,8 @@ def register_as_worker(
         rule: how the server turns gradients into steps; every worker gives the same. ``RuleSpec()`` unless given.
         momentum_at: who keeps the rule's momentum. None takes what the rule says; where it says nothing, that is the
             workers in asynchronous training, else the server.
-        mode: how far workers may run apart; every worker gives the same. Synchronous: one step from one update of every
-            worker; all wait for the slowest, so a worker that has nothing more to push should leave.
+        method: how the workers' gradients become a model; every worker gives the same. Synchronous: one step from one
+            update of every worker; all wait for the slowest, so a worker that has nothing more to push should leave.
         tau_max: asynchronous only: delay bound, >= 0; None means twice the number of workers.
         slack: stale-synchronous only: how many iterations a worker may be ahead of the slowest, >= 0.
         workers: not if asynchronous: the first iteration (AllReduce) waits until so many workers have joined, >= 1.
@@ -99,14 +99,14 @@ def register_as_worker(
 
     Raises:
         LayoutError: the model has nothing to train, tensors that cannot travel, or NaN or Inf in one.
-        ConfigError: the model is too small for so many servers, or the mode has none.
+        ConfigError: the model is too small for so many servers, or the method has none.
         UsageError: an argument or an environment variable cannot be used.
         RefusedError: the scheduler refuses: the name is taken, layout or options are not the registered ones, another
             job trains the model, or a former one has left it and ``resume`` does not say what to do.
     """
     how = joining(
         model,
-        mode=mode,
+        method=method,
         tau_max=tau_max,
         slack=slack,
         workers=workers,
@@ -121,10 +121,10 @@ def register_as_worker(
         settings=settings,
     )
     check_arguments(rule=rule, observer=observer)
-    if how.mode in (Mode.ELASTIC, Mode.PARTIAL):
-        advice = f"mlfabric.wrap(optimizer, model, mode={how.mode.value!r})"
-        raise UsageError(f"register_as_worker in mode {how.mode.value}; allowed: the other modes, or {advice}")
-    rule = _placed(rule or RuleSpec(), momentum_at, how.mode)
+    if how.method in (Method.ELASTIC, Method.PARTIAL):
+        advice = f"mlfabric.wrap(optimizer, model, method={how.method.value!r})"
+        raise UsageError(f"register_as_worker with method {how.method.value}; allowed: the other methods, or {advice}")
+    rule = _placed(rule or RuleSpec(), momentum_at, how.method)
     return _register(model, rule, Shaping(rule), how, observer)
 
 
@@ -138,15 +138,15 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
         name=how.model_name,
         layout=tensors.layout,
         rule=rule,
-        mode=how.mode,
+        method=how.method,
         tau_max=how.tau_max,
         slack=how.slack,
         frozen_digest=tensors.frozen_digest,
-        workers=together if how.mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
+        workers=together if how.method in (Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS) else 0,
         shards=how.servers,
     )
     daemon = ThreadDaemon(how.settings, spec, tensors.values(), job, observer)
-    worker = Worker(how.settings.name, daemon, model, tensors, how.mode, together)
+    worker = Worker(how.settings.name, daemon, model, tensors, how.method, together)
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()
     note_worker(worker, how.model_name, worker.name)
@@ -154,7 +154,7 @@ def _register(model: Trainable, rule: RuleSpec, shaping: Shaping, how: Joining, 
 
 
 class WrapOptions(TypedDict, total=False):
-    """What :func:`wrap` takes beside the mode."""
+    """What :func:`wrap` takes beside the method."""
 
     momentum_at: MomentumAt | str | None
     tau_max: int | None
@@ -176,13 +176,17 @@ class WrapOptions(TypedDict, total=False):
 
 @overload
 def wrap(  # type: ignore[overload-overlap]
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, mode: WithoutServer, **options: Unpack[WrapOptions]
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, method: WithoutServer, **options: Unpack[WrapOptions]
 ) -> RoundOptimizer: ...
 
 
 @overload
 def wrap(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, mode: Mode | str = ..., **options: Unpack[WrapOptions]
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    *,
+    method: Method | str = ...,
+    **options: Unpack[WrapOptions],
 ) -> FabricOptimizer: ...
 
 
@@ -191,7 +195,7 @@ def wrap(
     model: torch.nn.Module,
     *,
     momentum_at: MomentumAt | str | None = None,
-    mode: Mode | str = Mode.ASYNCHRONOUS,
+    method: Method | str = Method.ASYNCHRONOUS,
     tau_max: int | None = None,
     slack: int = 0,
     workers: int | None = None,
@@ -210,10 +214,10 @@ def wrap(
 ) -> FabricOptimizer | RoundOptimizer:
     """Return an optimizer whose ``step`` goes through the fabric.
 
-    With ``mode="elastic"``, ``"partial"`` or ``"all-reduce"`` there is no server, and any torch optimizer will do that
-    needs no closure: each ``step`` offers the gradients for a round, waits for it, and steps with the mean of that
+    With ``method="elastic"``, ``"partial"`` or ``"all-reduce"`` there is no server, and any torch optimizer will do
+    that needs no closure: each ``step`` offers the gradients for a round, waits for it, and steps with the mean of that
     round's gradients, so all workers have the same weights. A worker that joins later has model and optimizer state
-    from another one. In the other modes ``step`` pushes to a server and gets the model; asynchronous, that overlaps
+    from another one. With the other methods ``step`` pushes to a server and gets the model; asynchronous, that overlaps
     with the next batch.
 
     Each step goes by what the parameter groups say at that moment: schedulers work, built on the optimizer that is
@@ -227,7 +231,7 @@ def wrap(
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        mode: ``"elastic"``: whoever is ready makes a round; who takes longer than usual is not waited for, and its
+        method: ``"elastic"``: whoever is ready makes a round; who takes longer than usual is not waited for, and its
             gradient joins a later round. ``"partial"``: a quorum makes a round; a gradient that misses it is added to
             its worker's next one. ``"all-reduce"``: everybody is in each round. Else as for
             :func:`register_as_worker`.
@@ -242,13 +246,13 @@ def wrap(
 
     Raises:
         UsageError: with a server, no rule does what the optimizer does, or it does not hold all of the model's
-            trainable parameters; without one, its ``step`` needs a closure; or the mode lacks an option that is given.
+            trainable parameters; without one, its ``step`` needs a closure; or the method lacks a given option.
         Else as :func:`register_as_worker`.
     """
     check_arguments(optimizer=optimizer, module=model)
     how = joining(
         model,
-        mode=mode,
+        method=method,
         tau_max=tau_max,
         slack=slack,
         workers=workers,
@@ -264,7 +268,7 @@ def wrap(
     )
     given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
     given |= {"slack": slack, "servers": servers, "overlap": overlap}
-    if (options := round_options(how.mode, tau_max=tau_max, given=given)) is not None:
+    if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options)
     placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
@@ -283,11 +287,11 @@ def _in_rounds(
     spec = ModelSpec(
         name=how.model_name,
         layout=tensors.layout,
-        mode=how.mode,
+        method=how.method,
         frozen_digest=tensors.frozen_digest,
         rounds=options,
     )
-    passes_late = how.mode is Mode.PARTIAL
+    passes_late = how.method is Method.PARTIAL
 
     def start(inbox: RoundInbox) -> ThreadDaemon:
         return ThreadDaemon(how.settings, spec, None, job, nobody, inbox)
@@ -299,10 +303,10 @@ def _in_rounds(
     return worker
 
 
-def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, mode: Mode) -> RuleSpec:
+def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, method: Method) -> RuleSpec:
     """Return the rule with its momentum where it is to be."""
     if momentum_at is not None:
         return replace(rule, momentum_at=enum_of(MomentumAt, "momentum_at", momentum_at))
     if rule.momentum == 0 or rule.momentum_at is not None:
         return rule
-    return replace(rule, momentum_at=MomentumAt.WORKERS if mode is Mode.ASYNCHRONOUS else MomentumAt.SERVER)
+    return replace(rule, momentum_at=MomentumAt.WORKERS if method is Method.ASYNCHRONOUS else MomentumAt.SERVER)

@@ -1,4 +1,4 @@
-"""What ``wrap`` is given of rounds: which option belongs to which mode, and which optimizers can be used."""
+"""What ``wrap`` is given of rounds: which option belongs to which method, and which optimizers can be used."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ import torch
 from mlfabric.arguments import integer_of, number_of
 from mlfabric.errors import UsageError
 from mlfabric.model.round_options import RoundOptions
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 
 __all__ = ["check_steps_alone", "round_options"]
 
-_BELONGS = {"at_least": Mode.ELASTIC, "quorum": Mode.PARTIAL, "full_every": Mode.PARTIAL}
+_BELONGS = {"at_least": Method.ELASTIC, "quorum": Method.PARTIAL, "full_every": Method.PARTIAL}
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1, "overlap": False}
-"""Options of modes with a server, and what they are if they are not given."""
+"""Options of methods with a server, and what they are if they are not given."""
 
 
-def round_options(mode: Mode, *, tau_max: int | None, given: Mapping[str, Any]) -> RoundOptions | None:
-    """Return the options of rounds without a server; None if the mode has a server.
+def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, Any]) -> RoundOptions | None:
+    """Return the options of rounds without a server; None if the method has a server.
 
     Args:
-        mode: of the job.
+        method: of the job.
         tau_max: None if it was not given.
         given: the other options by name; those of rounds are None if they were not given.
 
     Raises:
-        UsageError: an option was given that the mode does not have.
+        UsageError: an option was given that the method does not have.
         ConfigError: one is out of range.
     """
     for name, owner in _BELONGS.items():
-        if given[name] is not None and mode is not owner:
-            raise UsageError(f"{name}={given[name]!r} in mode {mode.value}; allowed: in mode {owner.value} only")
-    if mode.has_server:
+        if given[name] is not None and method is not owner:
+            raise UsageError(f"{name}={given[name]!r} with method {method.value}; allowed: with {owner.value} only")
+    if method.has_server:
         return None
     for name, absent in _WITH_SERVER.items():
         if given[name] != absent:
-            raise UsageError(f"{name}={given[name]!r} in mode {mode.value}, which has no server; leave it out")
-    if tau_max is not None and mode is not Mode.ELASTIC:
-        raise UsageError(f"tau_max={tau_max} in mode {mode.value}; allowed: in modes elastic and asynchronous only")
+            raise UsageError(f"{name}={given[name]!r} with method {method.value}, which has no server; leave it out")
+    if tau_max is not None and method is not Method.ELASTIC:
+        raise UsageError(f"tau_max={tau_max} with method {method.value}; allowed: with elastic and asynchronous only")
     chosen: dict[str, Any] = {} if tau_max is None else {"tau_max": tau_max}
     if given["at_least"] is not None:
         chosen["at_least"] = number_of("at_least", given["at_least"])

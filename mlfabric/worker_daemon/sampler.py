@@ -18,7 +18,7 @@ import torch
 from mlfabric.arguments import instance_of, integer_of
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.model.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of, union
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import DrawAnswer, SamplesGranted
 from mlfabric.worker_daemon.thread import DrawFuture
 from mlfabric.worker_daemon.worker import Worker
@@ -51,7 +51,7 @@ class FabricSampler:
         again: whether samples of updates that were dropped are drawn again, by whoever comes first.
 
     Raises:
-        UsageError: an argument is out of range, or the worker's mode is AllReduce.
+        UsageError: an argument is out of range, or the worker's method is AllReduce.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class FabricSampler:
         integer_of("seed", seed)
         if size * epochs > LAST_POSITION:
             raise UsageError(f"{epochs} epochs of {size} samples; allowed: 2**62 samples in all")
-        if worker.mode is Mode.ALL_REDUCE:
-            raise UsageError("a sampler in mode all_reduce, which has no server that knows what was trained on")
+        if worker.method is Method.ALL_REDUCE:
+            raise UsageError("a sampler with method all_reduce, which has no server that knows what was trained on")
         self._worker = worker
         self._size = size
         self._batch_size = batch_size
@@ -97,8 +97,8 @@ class FabricSampler:
         """Go through what a loader makes of these batches, and tell the worker of each what it is.
 
         Asynchronous, it goes on until all samples were trained on: when there are none left to draw it waits for what
-        others, or this worker itself, have under way. In the other modes, whose workers must not wait for one another
-        here, it ends when there are none left. Left early, it gives back what it has drawn and was not used.
+        others, or this worker itself, have under way. With the other methods, whose workers must not wait for one
+        another here, it ends when there are none left. Left early, it gives back what it has drawn and was not used.
 
         Args:
             batches: a loader with this sampler, or the sampler itself; it is gone through again if samples come back.
@@ -110,7 +110,7 @@ class FabricSampler:
                         raise UsageError("the loader gives more than this sampler gave it; make it with batch_sampler=")
                     self._worker.trains_on(self._given.popleft())
                     yield item
-                if self._worker.mode is not Mode.ASYNCHRONOUS or not self._comes_back():
+                if self._worker.method is not Method.ASYNCHRONOUS or not self._comes_back():
                     return
         finally:
             with suppress(FabricError, TimeoutError):  # whoever has left, or cannot be heard, has nothing any more

@@ -19,7 +19,7 @@ import torch
 from mlfabric.arguments import enum_of, instance_of, integer_of
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.samples import LAST_POSITION, MOST_RUNS, Samples, samples_of
-from mlfabric.model.specs import Mode, TensorKind
+from mlfabric.model.specs import Method, TensorKind
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon.argument_types import check_arguments
@@ -49,7 +49,7 @@ class Worker:
         daemon: carries out what it asks for.
         model: what it trains.
         tensors: the travelling tensors of ``model``.
-        mode: of its job.
+        method: of its job.
         together: how many workers the first AllReduce waits for, >= 1.
 
     With a layout that begins with the last layers (``ModelTensors.backwards``) communication overlaps with backward.
@@ -61,11 +61,11 @@ class Worker:
         daemon: ThreadDaemon,
         model: Trainable,
         tensors: ModelTensors,
-        mode: Mode = Mode.ASYNCHRONOUS,
+        method: Method = Method.ASYNCHRONOUS,
         together: int = 1,
     ) -> None:
         self.name = name
-        self.mode = mode
+        self.method = method
         self.version = ModelVersion(0, 0)
         self.tally = Tally()
         self._daemon = daemon
@@ -228,11 +228,11 @@ class Worker:
             returned: samples that were drawn and will not be used, so that others may.
 
         Raises:
-            UsageError: an argument is out of range, or the mode is AllReduce.
+            UsageError: an argument is out of range, or the method is AllReduce.
             FabricClosedError: this worker has left the fabric.
         """
-        if self.mode is Mode.ALL_REDUCE:
-            raise UsageError("draw in mode all_reduce, which has no server that knows what was trained on")
+        if self.method is Method.ALL_REDUCE:
+            raise UsageError("draw with method all_reduce, which has no server that knows what was trained on")
         count, limit = integer_of("count", count, least=1), integer_of("limit", limit, least=0, most=LAST_POSITION)
         back = samples_of(returned, MOST_RUNS)
         if self._drawing is not None and not self._drawing.done():
@@ -387,8 +387,8 @@ class Worker:
             self.tally.add(self._open.popleft().result())
 
     def _target(self, model: Trainable | None) -> ModelTensors:
-        if self.mode is Mode.ALL_REDUCE:
-            raise UsageError(f"push or get in mode {self.mode.value}, which has no server; use all_reduce")
+        if self.method is Method.ALL_REDUCE:
+            raise UsageError(f"push or get with method {self.method.value}, which has no server; use all_reduce")
         if model is None or model is self._model:
             self._registered.check()
             return self._tensors
@@ -421,7 +421,7 @@ class Worker:
 
         Raises:
             LayoutError: the tensor is not contiguous, or of another dtype.
-            UsageError: the job's mode is another one.
+            UsageError: the job's method is another one.
             RefusedError: the workers gave different things (says who gave what), it failed too often, or the others
                 did it while this worker was silent.
             FabricClosedError: this worker has left the fabric.
@@ -437,9 +437,9 @@ class Worker:
 
         Args, Raises: as for :meth:`all_reduce`.
         """
-        if self.mode is not Mode.ALL_REDUCE:
-            given = f"all_reduce in mode {self.mode.value}"
-            raise UsageError(f"{given}; register with mode='all-reduce', or push and get")
+        if self.method is not Method.ALL_REDUCE:
+            given = f"all_reduce with method {self.method.value}"
+            raise UsageError(f"{given}; register with method='all-reduce', or push and get")
         op, tensor = enum_of(ReduceOp, "op", op), instance_of(torch.Tensor, "tensor", tensor, "a tensor")
         while self._reducing and (self._reducing[0].done() or len(self._reducing) >= MOST_REDUCING):
             futures.wait([self._reducing.popleft()])

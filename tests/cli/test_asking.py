@@ -83,13 +83,15 @@ def test_what_was_lost_with_a_server_is_counted_by_model():
     assert not fabric_pb2.WorkerStatus.DESCRIPTOR.fields_by_name.get("lost")
 
 
-@pytest.mark.parametrize("mode", ["all-reduce", "elastic", "partial"])
-def test_a_model_without_a_server_has_rounds_and_no_delays(mode: str):
-    model = fabric_pb2.ModelStatus(name="net", mode=mode, initialised=True, version=types_pb2.ModelVersion(number=7))
+@pytest.mark.parametrize("method", ["all-reduce", "elastic", "partial"])
+def test_a_model_without_a_server_has_rounds_and_no_delays(method: str):
+    model = fabric_pb2.ModelStatus(
+        name="net", method=method, initialised=True, version=types_pb2.ModelVersion(number=7)
+    )
     lines = shown(fabric_pb2.GetStatusResponse(models=[model])).splitlines()
 
     row = next(line for line in lines if line.split()[:1] == ["net"])
-    assert row.split()[1:] == ["-", mode, "7", "rounds", "-", "-", "-", *"00000"]
+    assert row.split()[1:] == ["-", method, "7", "rounds", "-", "-", "-", *"00000"]
 
 
 def test_a_worker_that_is_shut_out_is_warned_of():

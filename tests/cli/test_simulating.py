@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mlfabric.cli.app import app
 from mlfabric.cli.clusters import read_cluster
 from mlfabric.errors import ConfigError, UsageError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Spread
 from mlfabric.twin.settings import Direction
@@ -104,7 +104,7 @@ def test_a_file_is_read_as_it_says():
     assert (len(office.workers), office.tau_max, office.weather.name) == (30, 30, "N2")
     assert office.aggregators == tuple(host.name for host in office.workers)
     assert office.compute.stragglers.name == "C1"
-    assert measured.mode is Mode.STALE_SYNCHRONOUS
+    assert measured.method is Method.STALE_SYNCHRONOUS
     assert measured.workers[8].up_bps == 250e6
     assert measured.workers[7].slowdown == 2
     assert measured.compute.spread is Spread.HISTOGRAM
@@ -130,7 +130,7 @@ def test_rates_over_time_are_read(tmp_path: Path):
     [
         ("[fabric]\n", "workers"),
         ("[fabric]\nworkers = 0\n", "workers = 0"),
-        (SMALL.replace("[run]", "mode = 'elastic'\n[run]"), "mode = elastic; allowed: one of asynchronous"),
+        (SMALL.replace("[run]", "method = 'elastic'\n[run]"), "method = elastic; allowed: one of asynchronous"),
         (SMALL + "[hosts.w9]\nup = '1G'\n", "w9"),
         (SMALL.replace("rate", "speed"), "speed"),
         (SMALL.replace('"1G"', '"fast"'), "fast"),
@@ -142,7 +142,7 @@ def test_rates_over_time_are_read(tmp_path: Path):
         (SMALL + "[compute]\nfactor = 0.5\n", "factor"),
         (SMALL + "[compute]\ndistribution = 'recorded'\n", "trace"),
         (SMALL + "[compute]\ndistribution = 'histogram'\nfile = 'none.txt'\n", "none.txt"),
-        (SMALL.replace("[run]", "mode = 'chaotic'\n[run]"), "chaotic"),
+        (SMALL.replace("[run]", "method = 'chaotic'\n[run]"), "chaotic"),
         (SMALL.replace("[run]", "aggregators = 4\n[run]"), "aggregators = 4"),
         (SMALL.replace("[run]", "aggregators = ['w9']\n[run]"), "w9"),
         (SMALL.replace("iterations = 5", "iterations = 0"), "iterations = 0"),

@@ -81,7 +81,7 @@ def test_two_workers_train_with_an_optimizer():
 
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["digits_synchronous.py", "digits_stale.py", "digits_all_reduce.py"])
-def test_workers_train_together_in_each_mode(name):
+def test_workers_train_together_in_each_method(name):
     found = accuracies(run_two(name, "--steps", "100"))
     assert set(found) == {"[0]", "[1]"}
     assert min(found.values()) > 0.5

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import mlfabric
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec, Schedule
 from tests.fabric.harness import Fabric, wait_until
 
@@ -114,14 +114,14 @@ class Trainer(threading.Thread):
     """Pushes gradients of its own until it is told to stop."""
 
     def __init__(
-        self, fabric: Fabric, rule: RuleSpec, rank: int, elements: int = 64, mode: Mode = Mode.ASYNCHRONOUS
+        self, fabric: Fabric, rule: RuleSpec, rank: int, elements: int = 64, method: Method = Method.ASYNCHRONOUS
     ) -> None:
         super().__init__(daemon=True)
         self.weights = torch.zeros(elements, dtype=torch.float64, requires_grad=True)
-        self.worker = fabric.worker({"weights": self.weights}, f"w{rank}", rule=rule, mode=mode)
+        self.worker = fabric.worker({"weights": self.weights}, f"w{rank}", rule=rule, method=method)
         self.stopping = threading.Event()
         self.error: BaseException | None = None
-        self._has_barrier = mode is Mode.SYNCHRONOUS
+        self._has_barrier = method is Method.SYNCHRONOUS
         self._generator = torch.Generator().manual_seed(rank)
 
     def push(self) -> mlfabric.PushHandle:

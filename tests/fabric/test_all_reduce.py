@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Mode, ReduceOp
+from mlfabric import Method, ReduceOp
 from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.methods.all_reduce import RING_FROM_NS, TREES_FROM_NS
 from mlfabric.model.specs import Member
@@ -44,7 +44,7 @@ class Team:
 
     def join(self, name: str, count: int = 1, **settings: Any) -> Any:
         where = replace(self.fabric.settings(name), **settings)
-        worker = mlfabric.register_as_worker(a_model(), mode=Mode.ALL_REDUCE, workers=count, settings=where)
+        worker = mlfabric.register_as_worker(a_model(), method=Method.ALL_REDUCE, workers=count, settings=where)
         return self.fabric.enter(worker)
 
     @property
@@ -196,10 +196,10 @@ def test_a_worker_that_is_alone_gets_its_own_tensor_and_is_refused_what_cannot_b
         worker.push()
 
 
-def test_other_modes_have_no_all_reduce(fabric) -> None:
+def test_other_methods_have_no_all_reduce(fabric) -> None:
     fabric.server()
     worker = fabric.worker(a_model())
-    with pytest.raises(mlfabric.UsageError, match="mode asynchronous"):
+    with pytest.raises(mlfabric.UsageError, match="method asynchronous"):
         worker.all_reduce(torch.ones(1))
     with pytest.raises(mlfabric.UsageError, match="workers=2"):
         mlfabric.register_as_worker(a_model(), workers=2, settings=fabric.settings())
@@ -231,7 +231,7 @@ from mlfabric.channels import Frame, FrameKind, TcpOptions
 from mlfabric.config import WorkerSettings
 settings = WorkerSettings(scheduler=sys.argv[1], name="victim", host="host-victim", tcp=TcpOptions(up_bps=8_000_000))
 worker = mlfabric.register_as_worker(
-    {"w": torch.zeros(1, requires_grad=True)}, mode=mlfabric.Mode.ALL_REDUCE, workers=4, settings=settings
+    {"w": torch.zeros(1, requires_grad=True)}, method=mlfabric.Method.ALL_REDUCE, workers=4, settings=settings
 )
 worker.all_reduce(torch.ones(500_000))
 """
@@ -305,7 +305,7 @@ def test_the_status_shows_the_job_and_what_each_worker_waits_for(fabric) -> None
     wait_until(lambda: "waits for w1" in [m.activity for m in fabric.status().members], "the request is there")
     status = fabric.status()
     (model,) = status.models
-    assert (model.mode, model.committed, model.version.number, model.server) == ("all-reduce", 1, 1, "")
+    assert (model.method, model.committed, model.version.number, model.server) == ("all-reduce", 1, 1, "")
     assert {m.name: m.activity for m in status.members} == {"w0": "waits for w1", "w1": "computing"}
     team.workers[1].all_reduce(torch.ones(2))
     handle.result(15)

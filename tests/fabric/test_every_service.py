@@ -13,7 +13,7 @@ import torch
 import mlfabric
 from mlfabric.channels import TcpOptions
 from mlfabric.errors import RefusedError, UsageError
-from mlfabric.model.specs import Mode, Role
+from mlfabric.model.specs import Method, Role
 from tests.fabric.harness import Fabric, by_word, fabric, small_model, wait_until
 
 
@@ -89,7 +89,9 @@ def test_a_member_of_another_protocol_version_is_refused_in_words(running: Fabri
 
 
 def test_the_status_shows_every_service_and_what_it_is_doing(running: Fabric) -> None:
-    reducer = running.worker({"w": torch.zeros(1, requires_grad=True)}, "reducer", mode=Mode.ALL_REDUCE, model_name="r")
+    reducer = running.worker(
+        {"w": torch.zeros(1, requires_grad=True)}, "reducer", method=Method.ALL_REDUCE, model_name="r"
+    )
     with a_replica(scheduler=running.scheduler.address, name="follower"):
 
         def doing() -> dict[str, str]:

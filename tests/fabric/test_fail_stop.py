@@ -130,7 +130,7 @@ def test_a_call_that_a_daemon_cannot_begin_is_answered_with_the_reason(monkeypat
 def test_workers_whose_reduction_breaks_end_and_nobody_tries_again_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     with Fabric() as running:
         pair = [
-            running.worker(small_model(), f"w{i}", mode=mlfabric.Mode.ALL_REDUCE, workers=2, model_name="sums")
+            running.worker(small_model(), f"w{i}", method=mlfabric.Method.ALL_REDUCE, workers=2, model_name="sums")
             for i in range(2)
         ]
         monkeypatch.setattr("mlfabric.worker_daemon.attempts.Attempt.run", no_room)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, DropReason, Mode, MomentumAt, RuleKind, RuleSpec, UsageError
+from mlfabric import Committed, DropReason, Method, MomentumAt, RuleKind, RuleSpec, UsageError
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.planning import warm_up
@@ -59,8 +59,8 @@ def under_way(running: Fabric, name: str = "model") -> Any:
     return model is not None and dict(model.pushes.planned)
 
 
-def trained(running: Fabric, model: torch.nn.Module, rule: RuleSpec, mode: Mode, **options: Any) -> torch.nn.Module:
-    worker = running.worker(model, rule=rule, mode=mode, **options)
+def trained(running: Fabric, model: torch.nn.Module, rule: RuleSpec, method: Method, **options: Any) -> torch.nn.Module:
+    worker = running.worker(model, rule=rule, method=method, **options)
     if options:
         at_once(worker)
     worker.get()
@@ -71,13 +71,13 @@ def trained(running: Fabric, model: torch.nn.Module, rule: RuleSpec, mode: Mode,
     return model
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS], ids=lambda mode: mode.value)
+@pytest.mark.parametrize("method", [Method.ASYNCHRONOUS, Method.SYNCHRONOUS], ids=lambda method: method.value)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
-def test_training_with_overlap_makes_the_same_steps_as_without(rule: RuleSpec, mode: Mode) -> None:
+def test_training_with_overlap_makes_the_same_steps_as_without(rule: RuleSpec, method: Method) -> None:
     results = []
     for options in ({}, {"overlap": True}):
         with fabric() as made:
-            results.append(trained(made, small_model(), rule, mode, **options))
+            results.append(trained(made, small_model(), rule, method, **options))
     for ours, theirs in zip(*(model.parameters() for model in results), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
@@ -271,7 +271,7 @@ def test_a_worker_that_leaves_in_the_middle_of_backward_leaves_nothing_behind(ru
     ("options", "words"),
     [
         ({"rule": RuleSpec(clip_norm=1.0)}, "clip_norm=1; allowed: 0"),
-        ({"mode": Mode.ALL_REDUCE}, "mode all-reduce; allowed: another one"),
+        ({"method": Method.ALL_REDUCE}, "method all-reduce; allowed: another one"),
         ({"servers": 2}, "servers=2; allowed: 1"),
     ],
 )

@@ -48,15 +48,15 @@ def caught_up(running: Fabric, workers: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("kind", ANY)
-@pytest.mark.parametrize("mode", ["all-reduce", "elastic", "partial"])
-def test_all_have_the_same_weights(mode: str, kind: str) -> None:
+@pytest.mark.parametrize("method", ["all-reduce", "elastic", "partial"])
+def test_all_have_the_same_weights(method: str, kind: str) -> None:
     models = [small_model(seed) for seed in range(3)]
-    options = {"at_least": 0.3} if mode == "elastic" else {}
+    options = {"at_least": 0.3} if method == "elastic" else {}
     workers: dict[int, Any] = {}
     steps = Counter[int]()
 
     def work(rank: int) -> None:
-        wrapped = workers[rank] = joined(running, rank, models[rank], kind, mode=mode, workers=3, **options)
+        wrapped = workers[rank] = joined(running, rank, models[rank], kind, method=method, workers=3, **options)
         while wrapped.version < ROUNDS:
             gradients(models[rank], 10 * wrapped.version + rank)
             wrapped.step()
@@ -70,7 +70,7 @@ def test_all_have_the_same_weights(mode: str, kind: str) -> None:
     assert same(models)
     for rank, worker in workers.items():
         assert worker.tally.included + worker.tally.dropped + worker._kept == steps[rank]
-    if mode == "all-reduce":
+    if method == "all-reduce":
         assert version == ROUNDS
 
 
@@ -98,7 +98,7 @@ def team(running: Fabric, models: Sequence[torch.nn.Module], **options: Any) -> 
 
     def join(rank: int) -> None:
         joining[rank] = joined(
-            running, rank, models[rank], mode="elastic", workers=len(models), at_least=0.3, **options
+            running, rank, models[rank], method="elastic", workers=len(models), at_least=0.3, **options
         )
 
     together(*(partial(join, rank) for rank in range(len(models))))
@@ -113,9 +113,9 @@ def leave(workers: list[Any]) -> None:
 def test_who_joins_later_has_weights_and_momentum_of_the_others() -> None:
     models = [small_model(seed) for seed in range(2)]
     with Fabric() as running:
-        first = joined(running, 0, models[0], mode="elastic", at_least=0.3)
+        first = joined(running, 0, models[0], method="elastic", at_least=0.3)
         train(first, models[0], 5)
-        second = joined(running, 1, models[1], mode="elastic", at_least=0.3)
+        second = joined(running, 1, models[1], method="elastic", at_least=0.3)
         assert second.version == 5
         assert same(models)
         train_all([first, second], models, 9)
@@ -162,7 +162,7 @@ def test_who_is_too_late_is_told_so_and_fetches_the_model() -> None:
 def test_gradients_that_are_not_finite_are_dropped_and_change_nothing() -> None:
     model = small_model()
     with Fabric() as running:
-        worker = joined(running, 0, model, mode="all-reduce")
+        worker = joined(running, 0, model, method="all-reduce")
         before = {name: value.clone() for name, value in model.state_dict().items()}
         gradients(model)
         gradient = next(model.parameters()).grad
@@ -196,7 +196,7 @@ def test_each_step_uses_the_mean_of_the_members_learning_rates() -> None:
         def work(rank: int) -> None:
             optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1)
             worker = mlfabric.wrap(
-                optimizer, models[rank], settings=running.settings(f"w{rank}"), mode="all-reduce", workers=2
+                optimizer, models[rank], settings=running.settings(f"w{rank}"), method="all-reduce", workers=2
             )
             scheduler = LambdaLR(worker, lambda n: (1 + rank) * 0.5**n)
             for seed in range(3):
@@ -244,7 +244,7 @@ def test_masks_stay_and_statistics_become_the_mean() -> None:
     with Fabric() as running:
 
         def work(rank: int) -> None:
-            worker = joined(running, rank, models[rank], mode="all-reduce", workers=2)
+            worker = joined(running, rank, models[rank], method="all-reduce", workers=2)
             models[rank].forward(torch.full((4, 3), 10.0 * rank)).square().sum().backward()
             worker.step()
             assert worker.last.included
@@ -260,7 +260,7 @@ def test_a_step_without_a_gradient_or_with_a_sparse_one_is_refused_and_changes_n
     model = torch.nn.Embedding(4, 2, sparse=True)
     with Fabric() as running:
         worker = mlfabric.wrap(
-            torch.optim.SGD(model.parameters(), lr=1.0), model, settings=running.settings(), mode="elastic"
+            torch.optim.SGD(model.parameters(), lr=1.0), model, settings=running.settings(), method="elastic"
         )
         with pytest.raises(mlfabric.UsageError, match="call backward"):
             worker.step()

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import mlfabric
-from mlfabric import Committed, FabricSampler, Mode
+from mlfabric import Committed, FabricSampler, Method
 from mlfabric.protocol import DrawAnswer, SamplesWanted
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
 from tests.fabric.several import together
@@ -197,7 +197,7 @@ def test_what_a_server_has_lost_is_trained_on_again(tmp_path: Path) -> None:
 
 def test_synchronous_workers_end_together_when_nothing_is_left() -> None:
     with fabric() as running:
-        options = {"mode": Mode.SYNCHRONOUS, "workers": 2, "keep": True}
+        options = {"method": Method.SYNCHRONOUS, "workers": 2, "keep": True}
         workers = [running.worker(small_model(), f"w{i}", **options) for i in range(2)]
 
         def train(worker: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mlfabric import Committed, Dropped, Lost, Mode, UsageError
+from mlfabric import Committed, Dropped, Lost, Method, UsageError
 from mlfabric.channels import FrameKind
 from mlfabric.v1 import fabric_pb2
 from tests.fabric.harness import Fabric, fabric, gradients, small_model, wait_until
@@ -229,7 +229,7 @@ def test_what_a_worker_leaves_without_an_outcome_is_dropped() -> None:
 
 def test_synchronous_iterations_and_models_on_several_servers_have_one_account() -> None:
     jobs: list[tuple[Callable[[], Any], dict[str, Any]]] = [
-        (fabric, {"mode": Mode.SYNCHRONOUS}),
+        (fabric, {"method": Method.SYNCHRONOUS}),
         (lambda: spread(2), {"servers": 2, "tau_max": 8}),
     ]
     for begin, options in jobs:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, ConfigError, DropReason, Mode, RefusedError, RuleSpec
+from mlfabric import Committed, ConfigError, DropReason, Method, RefusedError, RuleSpec
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.planning import Shape, warm_up
@@ -80,7 +80,7 @@ def test_synchronous_workers_end_where_one_process_does_in_parts_and_sums(
         for i in range(aggregators):
             running.aggregator(name=f"g{i}", host=f"host-g{i}")
         models = [torch.nn.Linear(columns, 60).double() for _ in range(workers)]
-        options: Any = {"rule": rule, "mode": Mode.SYNCHRONOUS, "servers": servers}
+        options: Any = {"rule": rule, "method": Method.SYNCHRONOUS, "servers": servers}
         joined = [running.worker(m, f"w{i}", **options) for i, m in enumerate(models)]
         wait_until(lambda: len(running.status().members) == workers + aggregators + servers, "all are there")
         joined[0].get()
@@ -107,7 +107,7 @@ def test_synchronous_workers_end_where_one_process_does_in_parts_and_sums(
 
 def test_stale_synchronous_workers_stay_near_one_another_on_two_servers() -> None:
     with spread(2) as running:
-        options: Any = {"rule": RuleSpec(lr=1.0), "mode": Mode.STALE_SYNCHRONOUS, "slack": 1, "servers": 2}
+        options: Any = {"rule": RuleSpec(lr=1.0), "method": Method.STALE_SYNCHRONOUS, "slack": 1, "servers": 2}
         joined = [running.worker(ones(), f"w{i}", keep=True, **options) for i in range(2)]
 
         def train(worker: Any) -> None:

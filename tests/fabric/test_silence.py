@@ -19,7 +19,7 @@ import torch
 
 import mlfabric
 from benchmarks.nursery import Nursery, Trainer, TrainerOptions
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from tests.fabric.harness import Fabric, wait_until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-MODES = ["asynchronous", "synchronous", "all_reduce"]
+METHODS = ["asynchronous", "synchronous", "all_reduce"]
 LONG_S = 3600.0
 STEPS = 50
 FEW_STEPS = 25
@@ -47,13 +47,13 @@ def running() -> Iterator[Fabric]:
 
 
 def three_trainers(
-    nursery: Nursery, running: Fabric, folder: Path, mode: str, test: str, steps: int = STEPS, **options: Any
+    nursery: Nursery, running: Fabric, folder: Path, method: str, test: str, steps: int = STEPS, **options: Any
 ) -> list[Trainer]:
     """Start three trainers, the first of which something will happen to, and wait until they train.
 
     The server keeps checkpoints in the folder, so the model is still there once they have ended.
     """
-    if mode != "all_reduce":
+    if method != "all_reduce":
         running.server(checkpoint_dir=folder / "checkpoints")
     trainers = []
     for i in range(3):
@@ -65,7 +65,7 @@ def three_trainers(
                     name=name,
                     host=name,
                     scheduler=running.scheduler.address,
-                    mode=mode,
+                    method=method,
                     workers=3,
                     steps=steps,
                     **given,
@@ -96,27 +96,27 @@ def go_on(trainers: Sequence[Trainer]) -> None:
 
 
 def end_well(
-    running: Fabric, trainers: Sequence[Trainer], mode: str, steps: int = STEPS, size: int = TrainerOptions.size
+    running: Fabric, trainers: Sequence[Trainer], method: str, steps: int = STEPS, size: int = TrainerOptions.size
 ) -> None:
     """Wait until all have made their steps, and check that each update was applied once."""
     wait_until(lambda: all(trainer.has_ended for trainer in trainers), "all have ended")
     assert [len(trainer.steps()) for trainer in trainers] == [steps] * len(trainers)
-    if mode != "all_reduce":
+    if method != "all_reduce":
         (model,) = running.status().models
         assert model.committed == steps * len(trainers)
         weights = {"w": torch.zeros(size, requires_grad=True)}
-        together = 3 if mode == "synchronous" else 1
-        options: dict[str, Any] = {"mode": Mode[mode.upper()], "workers": together}
+        together = 3 if method == "synchronous" else 1
+        options: dict[str, Any] = {"method": Method[method.upper()], "workers": together}
         reader = running.worker(weights, "reader", rule=mlfabric.RuleSpec(lr=1.0), resume=True, **options)
         version = reader.get().number
         assert torch.equal(weights["w"].detach(), torch.full((size,), float(version)))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_process_that_is_stopped_holds_up_nobody_and_goes_on_when_it_wakes_up(
-    nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
+    nursery: Nursery, running: Fabric, method: str, tmp_path: Path
 ) -> None:
-    victim, *others = trainers = three_trainers(nursery, running, tmp_path, mode, f"stopped-{mode}")
+    victim, *others = trainers = three_trainers(nursery, running, tmp_path, method, f"stopped-{method}")
     for _ in range(2):
         victim.signal(signal.SIGSTOP)
         wait_until(lambda: status_of(running, victim) == ("left", "its process is stopped"), "it is found")
@@ -124,15 +124,15 @@ def test_a_process_that_is_stopped_holds_up_nobody_and_goes_on_when_it_wakes_up(
         victim.signal(signal.SIGCONT)
         wait_until(lambda: status_of(running, victim)[0] == "here", "it has joined again")
         go_on([victim])
-    end_well(running, trainers, mode)
+    end_well(running, trainers, method)
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
+@pytest.mark.parametrize("method", ["asynchronous", "synchronous"])
 def test_what_a_process_that_is_stopped_was_sending_or_getting_is_void_and_done_again(
-    nursery: Nursery, running: Fabric, mode: str, tmp_path: Path
+    nursery: Nursery, running: Fabric, method: str, tmp_path: Path
 ) -> None:
     trainers = three_trainers(
-        nursery, running, tmp_path, mode, f"sending-{mode}", FEW_STEPS, size=300_000, up=100_000_000
+        nursery, running, tmp_path, method, f"sending-{method}", FEW_STEPS, size=300_000, up=100_000_000
     )
     victim, *others = trainers
     for doing in ("sending", "getting the model"):
@@ -142,16 +142,16 @@ def test_what_a_process_that_is_stopped_was_sending_or_getting_is_void_and_done_
         go_on(others)
         victim.signal(signal.SIGCONT)
         go_on([victim])
-    end_well(running, trainers, mode, FEW_STEPS, size=300_000)
+    end_well(running, trainers, method, FEW_STEPS, size=300_000)
 
 
 @contextmanager
-def services(head: Host, mode: str, log: Path) -> Iterator[str]:
+def services(head: Host, method: str, log: Path) -> Iterator[str]:
     """Run a scheduler and a server on an emulated host, which write a log; give the scheduler's address."""
     long = ("--silence", str(LONG_S), "--answer", str(LONG_S), "--round-patience", str(LONG_S))
     address = f"{head.address}:50061"
     commands: list[tuple[str, ...]] = [("scheduler", *long)]
-    if mode != "all_reduce":
+    if method != "all_reduce":
         commands.append(("server", "--scheduler", address, "--host", head.name))
     with ExitStack() as stack:
         for command in commands:
@@ -166,18 +166,18 @@ def services(head: Host, mode: str, log: Path) -> Iterator[str]:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_host_whose_cable_is_pulled_out_holds_up_nobody_and_is_back_once_it_is_plugged_in(
-    nursery: Nursery, four_hosts: Testbed, mode: str, tmp_path: Path
+    nursery: Nursery, four_hosts: Testbed, method: str, tmp_path: Path
 ) -> None:
     head, *hosts = four_hosts.hosts
     log = tmp_path / "services.log"
-    with services(head, mode, log) as scheduler:
-        options: dict[str, Any] = {"scheduler": scheduler, "mode": mode, "workers": 3}
+    with services(head, method, log) as scheduler:
+        options: dict[str, Any] = {"scheduler": scheduler, "method": method, "workers": 3}
         trainers = [
             nursery.train(
                 TrainerOptions(
-                    name=f"cut-{mode}-{i}", host=host.name, bind=host.address, namespace=host.namespace, **options
+                    name=f"cut-{method}-{i}", host=host.name, bind=host.address, namespace=host.namespace, **options
                 )
             )
             for i, host in enumerate(hosts)

@@ -162,7 +162,7 @@ def test_the_status_says_who_is_here_and_what_was_done(running: Fabric) -> None:
         ("w0", "worker", "here"),
     }
     (model,) = status.models
-    assert (model.name, model.server, model.initialised, model.mode) == ("model", "server-0", True, "asynchronous")
+    assert (model.name, model.server, model.initialised, model.method) == ("model", "server-0", True, "asynchronous")
     assert (model.version.number, model.tau_max, model.delay_max, model.dropped) == (3, 5, 0, 0)
     (share,) = status.workers
     assert (share.name, share.committed, share.dropped, share.warning) == ("w0", 3, 0, "")

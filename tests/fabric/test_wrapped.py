@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 import mlfabric
-from mlfabric.model.specs import Mode, MomentumAt
+from mlfabric.model.specs import Method, MomentumAt
 from tests.fabric.harness import Fabric, fabric
 from tests.fabric.several import together
 
@@ -89,7 +89,7 @@ def test_in_step_workers_do_what_one_process_does_with_the_mean_gradient(case: s
     plain, optimizer = begin(case)
     train(case, plain, optimizer, [0, 1, 2], 3)
     with fabric() as running:
-        models = in_step(running, case, 3, mode=Mode.SYNCHRONOUS)
+        models = in_step(running, case, 3, method=Method.SYNCHRONOUS)
     assert [apart(model, plain) < 1e-12 for model in models] == [True] * 3
 
 
@@ -98,7 +98,7 @@ def test_a_lone_worker_with_overlap_does_what_torch_does(case: str) -> None:
     plain, optimizer = begin(case)
     train(case, plain, optimizer, [0], 1)
     with fabric() as running:
-        (model,) = in_step(running, case, 1, mode=Mode.SYNCHRONOUS, overlap=True)
+        (model,) = in_step(running, case, 1, method=Method.SYNCHRONOUS, overlap=True)
     assert apart(model, plain) < 1e-12
 
 
@@ -108,7 +108,7 @@ def test_rates_reach_every_part_of_a_model_that_is_cut() -> None:
     with fabric() as running:
         for name in ("second", "third"):
             running.server(name=name)
-        models = in_step(running, "adamw", 2, mode=Mode.SYNCHRONOUS, servers=3)
+        models = in_step(running, "adamw", 2, method=Method.SYNCHRONOUS, servers=3)
     assert [apart(model, plain) < 1e-12 for model in models] == [True] * 2
 
 
@@ -167,7 +167,9 @@ def test_momentum_may_be_the_server_s() -> None:
     model, _ = begin("sgd")
     with fabric() as running:
         settings, mine = running.settings(), SGD(model.parameters(), lr=0.1, momentum=0.9)
-        wrapped = mlfabric.wrap(mine, model, momentum_at=MomentumAt.SERVER, mode=Mode.SYNCHRONOUS, settings=settings)
+        wrapped = mlfabric.wrap(
+            mine, model, momentum_at=MomentumAt.SERVER, method=Method.SYNCHRONOUS, settings=settings
+        )
         for one, of in ((plain, reference), (model, wrapped)):
             for step in range(4):
                 of.zero_grad()

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from mlfabric import wire
-from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec, Term
+from mlfabric.model.specs import Layout, Member, Method, ModelSpec, Role, RuleKind, RuleSpec, TensorSpec, Term
 from mlfabric.protocol import ModelVersion, PushRequested, UpdateId
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.meter import Meter
@@ -38,9 +38,9 @@ SERVICE = fabric_pb2.DESCRIPTOR.services_by_name["FabricService"]
 SPECS = (
     replace(SPEC, name="net"),
     replace(SPEC, name="fast", rule=RuleSpec(momentum=0.9)),
-    replace(SPEC, name="together", mode=Mode.SYNCHRONOUS),
-    replace(SPEC, name="slack", mode=Mode.STALE_SYNCHRONOUS, slack=1),
-    replace(SPEC, name="reduced", mode=Mode.ALL_REDUCE),
+    replace(SPEC, name="together", method=Method.SYNCHRONOUS),
+    replace(SPEC, name="slack", method=Method.STALE_SYNCHRONOUS, slack=1),
+    replace(SPEC, name="reduced", method=Method.ALL_REDUCE),
     replace(SPEC, name="adam", rule=RuleSpec(kind=RuleKind.ADAM)),
     replace(CUT, name="cut", shards=2),
 )

@@ -135,8 +135,8 @@ def reducing() -> Iterator[tuple[Attack, Check]]:
     ):
         patch.setattr(round_lines, "EXPECTED_WITHIN_S", 0.1)
         tensors = {"w": torch.zeros(4, requires_grad=True)}
-        job = replace(spec_of(tensors, "job"), mode=mlfabric.Mode.ALL_REDUCE)
-        honest = [running.worker(tensors, name, model_name="job", mode=mlfabric.Mode.ALL_REDUCE) for name in "ab"]
+        job = replace(spec_of(tensors, "job"), method=mlfabric.Method.ALL_REDUCE)
+        honest = [running.worker(tensors, name, model_name="job", method=mlfabric.Method.ALL_REDUCE) for name in "ab"]
         incarnations = iter(range(1, 10**9))
 
         def rounds(elements: int) -> list[Future[tuple[int, torch.Tensor]]]:

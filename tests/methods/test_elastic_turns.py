@@ -8,12 +8,12 @@ from statistics import fmean
 import pytest
 
 from mlfabric.methods import Readiness, round_rule_of
-from mlfabric.model.specs import Layout, Mode, ModelSpec, RoundOptions, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, TensorSpec
 
 SPEC = ModelSpec(
     name="net",
     layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)),
-    mode=Mode.ELASTIC,
+    method=Method.ELASTIC,
     rounds=RoundOptions(),
 )
 MS = 1_000_000

@@ -9,15 +9,15 @@ import pytest
 
 from mlfabric.errors import ConfigError
 from mlfabric.methods import Late, Readiness, round_rule_of
-from mlfabric.model.specs import Layout, Mode, ModelSpec, RoundOptions, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, TensorSpec
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 MS = 1_000_000
 USUAL_NS = 100 * MS
 
 
-def rule(mode: Mode, **options: Any):
-    return round_rule_of(ModelSpec(name="net", layout=LAYOUT, mode=mode, rounds=RoundOptions(**options)))
+def rule(method: Method, **options: Any):
+    return round_rule_of(ModelSpec(name="net", layout=LAYOUT, method=method, rounds=RoundOptions(**options)))
 
 
 def who(ready: int, computing_ns: tuple[int, ...] = (), usual_ns: int | None = USUAL_NS, **fields: int) -> Readiness:
@@ -32,49 +32,49 @@ def who(ready: int, computing_ns: tuple[int, ...] = (), usual_ns: int | None = U
 
 
 def test_everybody_waits_for_everybody() -> None:
-    together = rule(Mode.ALL_REDUCE)
+    together = rule(Method.ALL_REDUCE)
     assert together.begins_ns(who(3, (0,)), 5) is None
     assert together.begins_ns(who(3), 5) == 5
     assert together.late(1) is Late.IS_DROPPED
 
 
 def test_elastic_waits_for_a_worker_until_that_is_overdue_however_lately_it_has_begun() -> None:
-    elastic = rule(Mode.ELASTIC)
+    elastic = rule(Method.ELASTIC)
     assert elastic.begins_ns(who(3, (0,)), 100 * MS) == 125 * MS
     assert elastic.begins_ns(who(3, (0, 90 * MS)), 100 * MS) == 215 * MS
     assert elastic.begins_ns(who(3, (0,)), 126 * MS) == 126 * MS
 
 
 def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:
-    elastic = rule(Mode.ELASTIC, at_least=0.75)
+    elastic = rule(Method.ELASTIC, at_least=0.75)
     assert elastic.begins_ns(who(2, (0, 0)), 200 * MS) == 1000 * MS
     assert elastic.begins_ns(who(3, (0,)), 200 * MS) == 200 * MS
     assert elastic.begins_ns(who(3, (0,), usual_ns=None), 200 * MS) is None
-    assert rule(Mode.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
+    assert rule(Method.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
 
 
 def test_elastic_counts_workers_no_longer_that_are_lost_in_their_step() -> None:
-    elastic = rule(Mode.ELASTIC, at_least=0.75)
+    elastic = rule(Method.ELASTIC, at_least=0.75)
     assert elastic.begins_ns(who(2, (0, 0)), 1000 * MS) == 1000 * MS
 
 
 @pytest.mark.parametrize("tau_max", [0, 2])
 def test_elastic_lets_gradients_join_up_to_the_delay_bound(tau_max: int) -> None:
-    elastic = rule(Mode.ELASTIC, tau_max=tau_max)
+    elastic = rule(Method.ELASTIC, tau_max=tau_max)
     assert elastic.late(tau_max) is Late.JOINS
     assert elastic.late(tau_max + 1) is Late.IS_DROPPED
 
 
 def test_a_partial_round_begins_with_its_quorum() -> None:
-    assert rule(Mode.PARTIAL, quorum="solo").begins_ns(who(1, (0, 0, 0)), 5) == 5
-    assert rule(Mode.PARTIAL, quorum="2").begins_ns(who(1, (0, 0, 0)), 5) is None
-    assert rule(Mode.PARTIAL, quorum="2").begins_ns(who(2, (0, 0)), 5) == 5
-    assert rule(Mode.PARTIAL, quorum="full").begins_ns(who(3, (0,)), 5) is None
-    assert rule(Mode.PARTIAL).late(1) is Late.IS_KEPT
+    assert rule(Method.PARTIAL, quorum="solo").begins_ns(who(1, (0, 0, 0)), 5) == 5
+    assert rule(Method.PARTIAL, quorum="2").begins_ns(who(1, (0, 0, 0)), 5) is None
+    assert rule(Method.PARTIAL, quorum="2").begins_ns(who(2, (0, 0)), 5) == 5
+    assert rule(Method.PARTIAL, quorum="full").begins_ns(who(3, (0,)), 5) is None
+    assert rule(Method.PARTIAL).late(1) is Late.IS_KEPT
 
 
 def test_after_so_many_partial_rounds_one_waits_for_all() -> None:
-    solo = rule(Mode.PARTIAL, quorum="solo", full_every=3)
+    solo = rule(Method.PARTIAL, quorum="solo", full_every=3)
     assert solo.begins_ns(who(1, (0,), since_full=2), 5) == 5
     assert solo.begins_ns(who(1, (0,), since_full=3), 5) is None
     assert solo.begins_ns(who(2, since_full=3), 5) == 5
@@ -82,7 +82,7 @@ def test_after_so_many_partial_rounds_one_waits_for_all() -> None:
 
 def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() -> None:
     """Chi-square over 8 workers and 4,000 rounds: above 24.3 once in a thousand draws of a fair choice."""
-    majority = rule(Mode.PARTIAL)
+    majority = rule(Method.PARTIAL)
     drawn: Counter[int] = Counter()
     for version in range(4000):
         for worker in range(8):
@@ -110,5 +110,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], story: str) -
 
 
 def test_rounds_are_refused_with_a_server() -> None:
-    with pytest.raises(ConfigError, match="rounds with mode asynchronous; allowed: with partial, elastic"):
+    with pytest.raises(ConfigError, match="rounds with method asynchronous; allowed: with partial, elastic"):
         ModelSpec(name="net", layout=LAYOUT, rounds=RoundOptions())

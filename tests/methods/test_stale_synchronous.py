@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.methods.policy import NO_BOUND
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     AppliedIds,
     DropReason,
@@ -25,7 +25,7 @@ from mlfabric.protocol import (
 from tests.scheduler.stage import GIGABIT, SPEC, Stage, committed, ended, get, holds, push, update
 
 SLACK = 1
-STALE = replace(SPEC, mode=Mode.STALE_SYNCHRONOUS, tau_max=None, slack=SLACK)
+STALE = replace(SPEC, method=Method.STALE_SYNCHRONOUS, tau_max=None, slack=SLACK)
 
 
 def staged(slack: int = SLACK, *workers: str) -> Stage:

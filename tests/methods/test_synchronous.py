@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -30,7 +30,7 @@ from mlfabric.protocol import (
 )
 from tests.scheduler.stage import SPEC, Stage, ended, get, holds, initial, push, update
 
-SYNCHRONOUS = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None)
+SYNCHRONOUS = replace(SPEC, method=Method.SYNCHRONOUS, tau_max=None)
 
 
 @pytest.fixture
@@ -278,8 +278,8 @@ def test_a_late_transfer_of_an_iteration_wakes_nobody_up(stage):
     assert stage.state.next_wakeup_ns(stage.now_ns) is None
 
 
-def test_a_worker_of_another_slack_or_mode_is_refused(stage):
-    for spec in (SPEC, replace(SPEC, mode=Mode.STALE_SYNCHRONOUS, tau_max=None, slack=1)):
+def test_a_worker_of_another_slack_or_method_is_refused(stage):
+    for spec in (SPEC, replace(SPEC, method=Method.STALE_SYNCHRONOUS, tau_max=None, slack=1)):
         (refused,) = stage.worker("d", spec=spec)
         assert refused.cause.name == "OPTIONS_DIFFER"
 

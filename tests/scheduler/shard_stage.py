@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -34,8 +34,8 @@ CUT = ModelSpec(name="net", layout=LAYOUT, tau_max=4, shards=2)
 PARTS = [replace(CUT.of_shard(shard), server="") for shard in range(2)]
 
 
-def spec_of(mode: Mode) -> ModelSpec:
-    return replace(CUT, mode=mode, tau_max=None)
+def spec_of(method: Method) -> ModelSpec:
+    return replace(CUT, method=method, tau_max=None)
 
 
 class ShardStage(Stage):

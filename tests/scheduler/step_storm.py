@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, RoundOptions, TensorSpec, Term
+from mlfabric.model.specs import Layout, Member, Method, ModelSpec, Role, RoundOptions, TensorSpec, Term
 from mlfabric.protocol import (
     BeginState,
     CancelReduce,
@@ -91,11 +91,11 @@ class Player:
 
 
 class StepStorm:
-    """One storm, from a seed, in one of the modes."""
+    """One storm, from a seed, with one of the methods."""
 
-    def __init__(self, seed: int, workers: int, rounds: int, mode: Mode, **options: Any) -> None:
+    def __init__(self, seed: int, workers: int, rounds: int, method: Method, **options: Any) -> None:
         self.options = RoundOptions(**options)
-        self.spec = ModelSpec(name="net", layout=LAYOUT, mode=mode, rounds=self.options)
+        self.spec = ModelSpec(name="net", layout=LAYOUT, method=method, rounds=self.options)
         self.histories: dict[RoundId, tuple[Any, ...]] = {}
         self.delays: Counter[int] = Counter()
         self.told: defaultdict[RoundId, set[str]] = defaultdict(set)
@@ -315,7 +315,7 @@ class StepStorm:
         if plan.reduce is not None:
             delay = plan.version - 1 - player.computed_from[plan.reduce]
             self.delays[delay] += 1
-            bound = {Mode.ELASTIC: self.options.tau_max}.get(self.spec.mode, 0)
+            bound = {Method.ELASTIC: self.options.tau_max}.get(self.spec.method, 0)
             assert 0 <= delay <= bound, f"{player.name}: {plan.reduce} has delay {delay}"
             gradients = player.gradients[plan.reduce]
             assert gradients <= player.result, f"{player.name}: {gradients} are not in {plan.round}"
@@ -329,7 +329,9 @@ class StepStorm:
     def passed(self, player: Player, action: act.PassOver) -> None:
         gradients = player.gradients[action.reduce]
         assert not gradients & (player.included | player.dropped), f"{gradients} had an outcome before"
-        assert action.keep == (self.spec.mode is Mode.PARTIAL) or not action.keep, "only partial rounds keep gradients"
+        assert action.keep == (self.spec.method is Method.PARTIAL) or not action.keep, (
+            "only partial rounds keep gradients"
+        )
         player.kept = gradients if action.keep else frozenset()
         player.dropped |= frozenset() if action.keep else gradients
         if player.fetching is None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlfabric.model.specs import Layout, Mode, ModelSpec, Role, RuleSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, Role, RuleSpec, TensorSpec
 from mlfabric.protocol import (
     AppliedIds,
     Commit,
@@ -50,7 +50,7 @@ from mlfabric.protocol import (
 from .stage import LAYOUT, MS, SPEC, Stage, committed, holds, member, push
 
 REDUCED = ModelSpec(
-    name="reduced", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)), mode=Mode.ALL_REDUCE
+    name="reduced", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)), method=Method.ALL_REDUCE
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -111,7 +111,7 @@ def test_what_was_computed_before_the_last_beginning_is_dropped_at_all_parts_at_
 
 
 def test_a_part_of_a_push_that_was_committed_elsewhere_is_not_turned_away_as_too_late():
-    spec = spec_of(Mode.SYNCHRONOUS)
+    spec = spec_of(Method.SYNCHRONOUS)
     stage = ShardStage(term=5)
     stage.server("s0", held=(spec.of_shard(0),))
     stage.tell(replace(part_holds(0, 43, ("a", 0, 43)), spec=spec.of_shard(0)))
@@ -155,7 +155,7 @@ def test_initial_weights_that_were_taken_are_planned_again_where_they_were_lost(
 
 
 def test_an_iteration_of_a_model_that_is_gone_takes_nothing_in():
-    stage = ShardStage().begin("a", version=3, spec=spec_of(Mode.SYNCHRONOUS))
+    stage = ShardStage().begin("a", version=3, spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("a", computed_from=3)
     assert all(pushes.iteration is not None for pushes in stage.whole.tables)
     for shard in range(2):

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode, Role, Term
+from mlfabric.model.specs import Method, Role, Term
 from mlfabric.protocol import (
     Following,
     FreeModel,
@@ -257,7 +257,7 @@ def test_a_model_that_is_trained_cannot_be_removed_and_one_that_is_not_can(stage
 
 
 def test_nothing_is_left_of_a_job_that_reduced_among_its_workers(stage: Stage) -> None:
-    spec = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
+    spec = replace(SPEC, method=Method.ALL_REDUCE, tau_max=None)
     join(stage, "a", spec=spec)
     leave(stage, "a")
     assert isinstance(join(stage, "a", incarnation=2), Welcome)

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from mlfabric import ConfigError, wire
-from mlfabric.model.specs import Layout, Mode, Role, TensorSpec
+from mlfabric.model.specs import Layout, Method, Role, TensorSpec
 from mlfabric.network import MAX_RATE_BPS, MAX_SIZE_BYTES
 from mlfabric.protocol import (
     Drop,
@@ -56,7 +56,7 @@ from tests.fabric.harness import PATIENCE_S, Fabric, RawWorker, small_model, spe
 from .stage import SPEC, Stage, committed, holds, member, push
 from .test_service import error_of
 
-REDUCED = replace(SPEC, name="reduced", mode=Mode.ALL_REDUCE, tau_max=None)
+REDUCED = replace(SPEC, name="reduced", method=Method.ALL_REDUCE, tau_max=None)
 ROUND = RoundId(1, 0)
 TOO_FAST = MAX_RATE_BPS + 1
 
@@ -93,7 +93,7 @@ OUT_OF_RANGE: list[tuple[MemberEvent, str]] = [
     (LinkProbed(worker="x", model="reduced", round=ROUND, source="y", bps=TOO_FAST), "bps="),
     (committed(UpdateId("a", 1, 0), 1, tau=5), "delay 5 of .*; allowed: 0 to 4"),
     (committed(UpdateId("a", 1, 0), 1, tau=-1), "delay -1 of .*; allowed: 0 to 4"),
-    (replace(holds(1), spec=replace(REDUCED, name="new")), "mode all-reduce, which has none"),
+    (replace(holds(1), spec=replace(REDUCED, name="new")), "method all-reduce, which has none"),
 ]
 OF_OTHERS: list[MemberEvent] = [
     replace(push("x"), model="net"),
@@ -226,7 +226,7 @@ def test_models_are_so_many_and_so_large() -> None:
         (worker("a", spec=replace(SPEC, name="other")), "joined with model 'net' and comes back with 'other'"),
         (
             MemberJoined(member=member("t", Role.SERVER), held=(replace(REDUCED, name="new"),), server_epochs=(1,)),
-            "with mode all-reduce, which has none",
+            "with method all-reduce, which has none",
         ),
     ],
 )

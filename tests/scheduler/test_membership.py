@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Layout, Mode, Role, RuleKind, RuleSpec, TensorKind, TensorSpec
+from mlfabric.model.specs import Layout, Method, Role, RuleKind, RuleSpec, TensorKind, TensorSpec
 from mlfabric.network import up_link
 from mlfabric.protocol import (
     AppliedIds,
@@ -149,9 +149,9 @@ def other(**fields):
         (other(tau_max=7), RefuseReason.OPTIONS_DIFFER, f"tau_max: 7 here, 4 {FIRST}; give the same"),
         (other(frozen_digest="x"), RefuseReason.OPTIONS_DIFFER, "load the same weights or seed"),
         (
-            other(mode=Mode.SYNCHRONOUS, tau_max=None, rule=RuleSpec(lr=0.5, kind=RuleKind.ADAM)),
+            other(method=Method.SYNCHRONOUS, tau_max=None, rule=RuleSpec(lr=0.5, kind=RuleKind.ADAM)),
             RefuseReason.OPTIONS_DIFFER,
-            f"rule.lr: 0.5 here, 0.1 {FIRST}, rule.kind: 'adam' here, 'sgd' {FIRST}, mode: 'synchronous' here, "
+            f"rule.lr: 0.5 here, 0.1 {FIRST}, rule.kind: 'adam' here, 'sgd' {FIRST}, method: 'synchronous' here, "
             f"'asynchronous' {FIRST}; give the same",
         ),
         (joins("b", protocol_version=9), RefuseReason.PROTOCOL_VERSION, "install the same release"),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import up_link
 from mlfabric.protocol import (
     CancelReduce,
@@ -37,7 +37,7 @@ from mlfabric.telemetry import SchedulerMetrics
 from .stage import MS, SPEC, Stage, ticket
 
 PATIENCE_MS = 700
-JOB = replace(SPEC, mode=Mode.ALL_REDUCE, tau_max=None)
+JOB = replace(SPEC, method=Method.ALL_REDUCE, tau_max=None)
 
 
 def asks(worker: str, counter: int = 0, **fields) -> ReduceRequested:
@@ -264,7 +264,7 @@ def test_a_new_scheduler_waits_for_those_of_the_last_round_as_long_as_for_the_si
     assert told(team.tick()) == [("Reduce", "a")]
 
 
-def test_a_model_of_another_mode_is_refused_under_the_same_name() -> None:
+def test_a_model_of_another_method_is_refused_under_the_same_name() -> None:
     team = Team("a")
     refused = team.worker("b", spec=replace(SPEC, tau_max=None))
     assert told(refused) == [("Refuse", "b")]

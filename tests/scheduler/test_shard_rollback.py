@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -41,7 +41,7 @@ from tests.scheduler.shard_stage import (
 )
 from tests.scheduler.stage import of
 
-MODES = [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS]
+METHODS = [Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS]
 OLD = 192
 MADE = Committed(version=ModelVersion(1, 255), tau=0)
 
@@ -69,9 +69,9 @@ def rolls_back(stage: ShardStage, version: int = OLD):
     return [told for shard in range(2) for told in resumes(stage, shard, version)]
 
 
-def half_committed(mode: Mode | None = None) -> ShardStage:
+def half_committed(method: Method | None = None) -> ShardStage:
     """Return a stage at which only the first server's commit of ``a``'s push to version 255 is known."""
-    stage = ShardStage().begin("a", version=254, spec=CUT if mode is None else spec_of(mode))
+    stage = ShardStage().begin("a", version=254, spec=CUT if method is None else spec_of(method))
     stage.pushes_all("a", computed_from=254)
     stage.prepares()
     stage.commits(("a", 0), version=255, parts=(0,))
@@ -83,9 +83,9 @@ def served_at(told) -> list[ModelVersion | None]:
 
 
 @pytest.mark.parametrize("gets_before", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered_as_committed(mode, gets_before):
-    stage = half_committed(mode)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_push_that_one_server_committed_before_all_are_rolled_back_is_answered_as_committed(method, gets_before):
+    stage = half_committed(method)
     assert not of(Serve, stage.gets("a", after=0) if gets_before else [])
     told = rolls_back(stage)
     assert resolved(told) == [(part("a", 0, 1), MADE)]
@@ -122,9 +122,9 @@ def test_a_part_whose_server_resumed_just_before_a_unit_makes_it_under_its_own_e
     assert served_at(stage.gets("a", after=0)) == [ModelVersion(2, 255)] * 2
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_that_it_was_committed(mode):
-    stage = half_committed(mode)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_lost_part_that_was_sent_again_is_dropped_only_when_its_worker_knows_that_it_was_committed(method):
+    stage = half_committed(method)
     stage.silent("s1")
     resumes(stage, 1)
     assert not of(Drop, stage.arrives("a", parts=(1,)))
@@ -193,11 +193,11 @@ def test_a_push_that_no_server_was_to_commit_is_sent_anew_to_all_and_refused_ali
 
 def test_a_push_of_a_version_that_was_lost_is_dropped_though_no_iteration_takes_it():
     stage = ShardStage(term=2)
-    specs = [replace(spec, mode=Mode.SYNCHRONOUS, tau_max=None) for spec in PARTS]
+    specs = [replace(spec, method=Method.SYNCHRONOUS, tau_max=None) for spec in PARTS]
     for shard, spec in enumerate(specs):
         stage.server(f"s{shard}", held=(spec,))
     for worker in "ab":
-        stage.worker(worker, spec=spec_of(Mode.SYNCHRONOUS))
+        stage.worker(worker, spec=spec_of(Method.SYNCHRONOUS))
     for shard, spec in enumerate(specs):
         stage.tell(replace(part_holds(shard, 254, received=(part("a", 0, shard),)), spec=spec))
     assert not stage.asks("a", computed_from=254)
@@ -249,7 +249,7 @@ def test_what_a_new_process_of_a_worker_pushed_is_not_forgotten_with_what_the_fo
 
 
 def test_a_get_is_held_back_by_one_clock_though_those_of_the_parts_differ():
-    stage = ShardStage().begin("a", "b", spec=spec_of(Mode.STALE_SYNCHRONOUS))
+    stage = ShardStage().begin("a", "b", spec=spec_of(Method.STALE_SYNCHRONOUS))
     first, second = (pushes.clocks for pushes in stage.whole.tables)
     for clocks, ahead, behind in ((first, "a", "b"), (second, "b", "a")):
         clocks.hear(ahead, 5)

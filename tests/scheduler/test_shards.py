@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     CancelServe,
     Drop,
@@ -303,14 +303,14 @@ def test_half_a_get_is_forgotten_after_a_while():
     assert not stage.whole.gets
 
 
-# Modes
+# Methods
 
 
 def test_an_iteration_has_the_same_pushes_at_all_parts():
-    stage = ShardStage().begin("a", "b", spec=spec_of(Mode.SYNCHRONOUS))
+    stage = ShardStage().begin("a", "b", spec=spec_of(Method.SYNCHRONOUS))
     assert not of(Send, stage.asks("a"))
     stage.asks("b", parts=(0,))
-    stage.worker("c", spec=spec_of(Mode.SYNCHRONOUS))
+    stage.worker("c", spec=spec_of(Method.SYNCHRONOUS))
     assert not of(Send, stage.asks("b", parts=(1,)))
     assert len(of(Send, stage.asks("c"))) == 6
     for name in ("a", "b"):
@@ -320,9 +320,9 @@ def test_an_iteration_has_the_same_pushes_at_all_parts():
 
 
 def test_who_joins_late_waits_for_the_iteration_and_takes_part_in_the_next():
-    stage = ShardStage().begin("a", spec=spec_of(Mode.SYNCHRONOUS))
+    stage = ShardStage().begin("a", spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("a")
-    stage.worker("b", spec=spec_of(Mode.SYNCHRONOUS))
+    stage.worker("b", spec=spec_of(Method.SYNCHRONOUS))
     assert not stage.gets("b")
     assert "under way" in stage.whole.held_back("b")[0]
     stage.arrives("a")
@@ -331,9 +331,9 @@ def test_who_joins_late_waits_for_the_iteration_and_takes_part_in_the_next():
 
 
 def test_a_push_that_has_missed_its_iteration_is_dropped_at_all_parts():
-    stage = ShardStage().begin("a", spec=spec_of(Mode.SYNCHRONOUS))
+    stage = ShardStage().begin("a", spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("a")
-    stage.worker("b", spec=spec_of(Mode.SYNCHRONOUS))
+    stage.worker("b", spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("b")
     stage.arrives("a")
     stage.prepares()
@@ -343,7 +343,7 @@ def test_a_push_that_has_missed_its_iteration_is_dropped_at_all_parts():
 
 
 def test_a_worker_too_far_ahead_is_given_no_part_of_the_model():
-    stage = ShardStage().begin("a", "b", spec=spec_of(Mode.STALE_SYNCHRONOUS))
+    stage = ShardStage().begin("a", "b", spec=spec_of(Method.STALE_SYNCHRONOUS))
     stage.whole_way("a")
     assert not stage.gets("a")
     assert stage.whole.held_back("a")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     FetchState,
     Instruction,
@@ -21,7 +21,7 @@ from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from .stage import SPEC, Stage, of
 from .test_rounds import asks
 
-JOB = replace(SPEC, mode=Mode.ELASTIC, tau_max=None)
+JOB = replace(SPEC, method=Method.ELASTIC, tau_max=None)
 FOURTH, FIFTH = RoundId(1, 4), RoundId(1, 5)
 HELD = RoundsHeld(version=4, applied=4, has_state=True, settled=FOURTH, arrived=FIFTH, together=2)
 

@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import BeginState, MemberSilent
 from tests.scheduler.step_storm import StepStorm
 
 CASES = [
-    (Mode.ELASTIC, {}),
-    (Mode.ELASTIC, {"tau_max": 0, "at_least": 0.2}),
-    (Mode.PARTIAL, {"quorum": "solo", "full_every": 4}),
-    (Mode.PARTIAL, {"quorum": "majority"}),
-    (Mode.PARTIAL, {"quorum": "2", "full_every": 7}),
-    (Mode.ALL_REDUCE, {}),
+    (Method.ELASTIC, {}),
+    (Method.ELASTIC, {"tau_max": 0, "at_least": 0.2}),
+    (Method.PARTIAL, {"quorum": "solo", "full_every": 4}),
+    (Method.PARTIAL, {"quorum": "majority"}),
+    (Method.PARTIAL, {"quorum": "2", "full_every": 7}),
+    (Method.ALL_REDUCE, {}),
 ]
 
 
-@pytest.mark.parametrize(("mode", "options"), CASES)
+@pytest.mark.parametrize(("method", "options"), CASES)
 @pytest.mark.parametrize("seed", range(6))
-def test_storms(mode: Mode, options: dict[str, Any], seed: int) -> None:
-    StepStorm(seed, 2 + seed % 4, 30, mode, **options).run(1500)
+def test_storms(method: Method, options: dict[str, Any], seed: int) -> None:
+    StepStorm(seed, 2 + seed % 4, 30, method, **options).run(1500)
 
 
 def test_a_newcomer_does_not_begin_anew_while_those_that_have_the_model_may_come_back() -> None:
-    storm = StepStorm(0, 2, 1000, Mode.ELASTIC)
+    storm = StepStorm(0, 2, 1000, Method.ELASTIC)
     for _ in range(600):
         storm.step(calm=True)
     old, version = list(storm.players), storm.state.reductions["net"].version
@@ -48,7 +48,7 @@ def test_a_newcomer_does_not_begin_anew_while_those_that_have_the_model_may_come
 
 
 def test_a_newcomer_begins_anew_where_nobody_comes_back() -> None:
-    storm = StepStorm(0, 1, 5, Mode.ELASTIC)
+    storm = StepStorm(0, 1, 5, Method.ELASTIC)
     for _ in range(60):
         storm.step(calm=True)
     old, version = storm.players[0], storm.state.reductions["net"].version

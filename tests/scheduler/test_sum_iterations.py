@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Expect,
     ModelVersion,
@@ -19,7 +19,7 @@ from tests.scheduler.test_sums import directly, void
 pytestmark = pytest.mark.usefixtures("compiled_planner")
 
 
-SYNCHRONOUS = replace(SPEC, tau_max=None, mode=Mode.SYNCHRONOUS)
+SYNCHRONOUS = replace(SPEC, tau_max=None, method=Method.SYNCHRONOUS)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.model.stepping import member_coefficients
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.planning import Shape
@@ -142,7 +142,7 @@ def test_updates_of_a_version_that_the_server_has_not_told_of_yet_are_rated_as_f
 
 @pytest.mark.parametrize(
     "spec",
-    [replace(WIDE, rule=RuleSpec(kind=RuleKind.ADAM, lr=0.1)), replace(WIDE, tau_max=None, mode=Mode.SYNCHRONOUS)],
+    [replace(WIDE, rule=RuleSpec(kind=RuleKind.ADAM, lr=0.1)), replace(WIDE, tau_max=None, method=Method.SYNCHRONOUS)],
     ids=["adam", "synchronous"],
 )
 def test_a_sum_that_makes_one_step_is_plain(spec):

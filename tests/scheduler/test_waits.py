@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import TransferEnd
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.status import describe
@@ -77,7 +77,7 @@ def test_everything_waits_for_a_server_that_is_away():
 
 @pytest.mark.parametrize("missing", [0, 3])
 def test_in_step_an_update_waits_for_the_other_workers(missing: int):
-    spec = replace(SPEC, mode=Mode.SYNCHRONOUS, tau_max=None, workers=missing)
+    spec = replace(SPEC, method=Method.SYNCHRONOUS, tau_max=None, workers=missing)
     stage = Stage().trained("a", "b", spec=spec)
     stage.ask(push("a"))
     assert waits(stage) == {"net": {"workers": 1}}
@@ -86,7 +86,7 @@ def test_in_step_an_update_waits_for_the_other_workers(missing: int):
 
 
 def test_a_get_beyond_the_slack_waits_for_the_other_workers():
-    stage = Stage().trained("a", "b", spec=replace(SPEC, mode=Mode.STALE_SYNCHRONOUS, tau_max=None, slack=0))
+    stage = Stage().trained("a", "b", spec=replace(SPEC, method=Method.STALE_SYNCHRONOUS, tau_max=None, slack=0))
     stage.ask(push("a"))
     stage.tell(committed(update("a"), 1))
     stage.tell(get("a", after=update("a")))
@@ -104,7 +104,7 @@ def test_a_round_waits_for_those_who_have_not_asked():
 
 
 def test_a_part_waits_as_the_whole_model_does():
-    stage = ShardStage().begin("a", "b", spec=spec_of(Mode.SYNCHRONOUS))
+    stage = ShardStage().begin("a", "b", spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("a")
     assert waits(stage) == {"net.shard0": {"workers": 1}, "net.shard1": {"workers": 1}}
     stage.gets("a", after=0)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter
 
 import mlfabric
 from mlfabric.channels import Direction, TransferRecord
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.monitor.service import MonitorConfig, MonitorService
 from mlfabric.security import Identity, Security
 from mlfabric.security.authority import certify
@@ -137,7 +137,7 @@ def test_workers_sum_their_tensors_under_tls(secured: Fabric, certificates: Path
         model = {"w": torch.zeros(1, requires_grad=True)}
         settings = worker_settings(secured.scheduler.address, name, certificates)
         with mlfabric.register_as_worker(
-            model, mode=Mode.ALL_REDUCE, workers=3, model_name="sums", settings=settings
+            model, method=Method.ALL_REDUCE, workers=3, model_name="sums", settings=settings
         ) as worker:
             sums[name] = torch.full((300_000,), value)
             worker.all_reduce(sums[name])

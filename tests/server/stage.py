@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Layout, Mode, ModelSpec, RuleSpec, TensorSpec
+from mlfabric.model.specs import Layout, Method, ModelSpec, RuleSpec, TensorSpec
 from mlfabric.protocol import (
     Commit,
     CommitsReported,
@@ -48,13 +48,13 @@ class Stage(Scene):
         version: int = 0,
         budget_updates: int = 4,
         initialised: bool = True,
-        mode: Mode = Mode.ASYNCHRONOUS,
+        method: Method = Method.ASYNCHRONOUS,
         weight_copies: int = 0,
         shards: int = 1,
         **rule_fields,
     ) -> None:
         shard = 0 if shards > 1 else None
-        self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), mode=mode, shards=shards, shard=shard)
+        self.spec = replace(SPEC, rule=RuleSpec(**rule_fields), method=method, shards=shards, shard=shard)
         start = ServerHolds(server="s", spec=self.spec, version=ModelVersion(1, version), initialised=initialised)
         config = ServerConfig(name="s", receive_budget_bytes=budget_updates * SIZE, weight_copies=weight_copies)
         super().__init__(ServerState(config, [start]))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     CommitsReported,
     Committed,
@@ -30,9 +30,9 @@ TAU_MAX = 1
 class Storm:
     """A server in a storm, what it said, and who it said it to."""
 
-    def __init__(self, data: st.DataObject, mode: Mode) -> None:
-        self.data, self.synchronous = data, mode is Mode.SYNCHRONOUS
-        self.stage = Stage(mode=mode, budget_updates=2)
+    def __init__(self, data: st.DataObject, method: Method) -> None:
+        self.data, self.synchronous = data, method is Method.SYNCHRONOUS
+        self.stage = Stage(method=method, budget_updates=2)
         self.bases: dict[UpdateId, int] = {}
         self.granted: dict[TransferId, int] = {}
         self.outcomes: dict[UpdateId, Committed | Dropped] = {}
@@ -172,11 +172,11 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS])
+@pytest.mark.parametrize("method", [Method.ASYNCHRONOUS, Method.SYNCHRONOUS])
 @given(data=st.data())
 @settings(deadline=None)
-def test_every_update_is_settled_at_most_once_in_its_turn_and_within_its_bound(mode, data):
-    storm = Storm(data, mode)
+def test_every_update_is_settled_at_most_once_in_its_turn_and_within_its_bound(method, data):
+    storm = Storm(data, method)
     for event in data.draw(st.lists(st.sampled_from(EVENTS), min_size=20, max_size=80)):
         event(storm)
     storm.calm()

@@ -120,7 +120,7 @@ def test_plain_pytorch_reads_it(tmp_path: Path) -> None:
     assert content["rule"]["schedule"] == "step"
     assert content["spec"] == {
         "name": "net",
-        "mode": "asynchronous",
+        "method": "asynchronous",
         "tau_max": 7,
         "slack": 0,
         "server": "ps",

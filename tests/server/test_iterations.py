@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     Drop,
@@ -45,7 +45,7 @@ ONE = Committed(version=ModelVersion(1, 1), tau=0)
 
 
 def stage_of(**fields) -> Stage:
-    return Stage(mode=Mode.SYNCHRONOUS, **fields)
+    return Stage(method=Method.SYNCHRONOUS, **fields)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.protocol import (
     AppliedIds,
@@ -165,7 +165,7 @@ def test_adam_s_groups_are_applied_one_by_one_as_the_primary_did():
 
 
 def test_an_iteration_is_one_version_and_each_update_has_its_share_in_it():
-    stage = Stage(mode=Mode.SYNCHRONOUS)
+    stage = Stage(method=Method.SYNCHRONOUS)
     stage.log(1, A0, B0, same_version=True)
     stage.bring(A0)
     (order,) = applied(stage.bring(B0))

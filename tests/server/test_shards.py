@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     CancelServe,
     Committed,
@@ -173,7 +173,7 @@ def test_an_order_that_comes_again_is_answered_again(stage):
 
 
 def test_an_iteration_is_one_step_of_the_mean_of_all_its_transfers():
-    stage = Stage(shards=2, mode=Mode.SYNCHRONOUS)
+    stage = Stage(shards=2, method=Method.SYNCHRONOUS)
     stage.bring(A, 1, parts=2)
     assert stage.bring(B, 1, connection=2, parts=2) == [end_report(B, TransferEnd.RECEIVED)]
     kind, lrs = act.StepKind.MEAN, (0.1, 0.1)
@@ -383,7 +383,7 @@ def test_pins_that_are_not_being_sent_are_released_by_a_new_scheduler_only(stage
 
 
 def test_a_new_scheduler_names_a_sum_by_its_members():
-    stage = Stage(shards=2, mode=Mode.SYNCHRONOUS)
+    stage = Stage(shards=2, method=Method.SYNCHRONOUS)
     whole = SumId(1, 4)
     members: tuple[Expected, ...] = (member(A), member(B))
     stage.bring_sum(whole, 1, *members, lrs=())

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mlfabric.simulator import FaultRates, Simulation, SimulationConfig
-from mlfabric.simulator.config import HARSH, MODES
+from mlfabric.simulator.config import HARSH, METHODS
 
 MS = 1_000_000
 JOBS = pytest.mark.parametrize("job_hz", [0.0, 2.0], ids=["one job", "new jobs"])
@@ -29,7 +29,7 @@ def test_no_version_is_given_twice_though_server_and_scheduler_begin_with_nothin
 @JOBS
 @pytest.mark.parametrize("seed", [3, 12, 24, 29])
 def test_nor_by_the_parts_of_a_model(seed, job_hz):
-    config = SimulationConfig.drawn_with_shards(seed, HARSH, MODES[seed % 3])
+    config = SimulationConfig.drawn_with_shards(seed, HARSH, METHODS[seed % 3])
     rates = {"amnesia": 0.5, "rollback_hz": max(1.0, config.faults.rollback_hz), "job_hz": job_hz}
     config = replace(config, faults=replace(config.faults, **rates))
     happened = Simulation(config).run(3000).faults

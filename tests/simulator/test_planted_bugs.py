@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlfabric.aggregator.aggregator_sums import Sums
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.stepping import Coefficients
 from mlfabric.protocol import TransferEnd, UpdateId, UpdateKind
 from mlfabric.scheduler.members.membership import Membership
@@ -48,9 +48,9 @@ def slow_news(seed: int) -> SimulationConfig:
     )
 
 
-def with_sums(mode: Mode, first: int = 0, **changes: Any) -> Callable[[int], SimulationConfig]:
+def with_sums(method: Method, first: int = 0, **changes: Any) -> Callable[[int], SimulationConfig]:
     """Return how to draw a fabric that sums updates on their way; seeds are counted from ``first``."""
-    return lambda seed: replace(SimulationConfig.drawn_with_sums(first + seed, mode=mode), **changes)
+    return lambda seed: replace(SimulationConfig.drawn_with_sums(first + seed, method=method), **changes)
 
 
 def caught(expected: str, draw: Callable[[int], SimulationConfig] = SimulationConfig.drawn, first: int = 0) -> None:
@@ -168,7 +168,7 @@ def test_two_steps_at_once_are_caught(monkeypatch):
     caught("has no buffer")
 
 
-# Sums and modes
+# Sums and methods
 
 
 def test_a_wrong_coefficient_is_caught(monkeypatch):
@@ -176,18 +176,18 @@ def test_a_wrong_coefficient_is_caught(monkeypatch):
         return {commit.update: Coefficients(-lr, -lr) for commit, lr in zip(commits, lrs, strict=True)}
 
     monkeypatch.setattr(Arranging, "_coefficients", unweighted)
-    caught("led to other weights", with_sums(Mode.ASYNCHRONOUS, rule=MOMENTUM, server_share=0.2))
+    caught("led to other weights", with_sums(Method.ASYNCHRONOUS, rule=MOMENTUM, server_share=0.2))
 
 
 def test_a_sum_that_is_passed_on_before_all_inputs_have_brought_their_part_is_caught(monkeypatch):
     monkeypatch.setattr(Adding, "_is_ready", lambda self, place: place < self.chunks and max(self._come) > place)
-    caught("led to other weights", with_sums(Mode.SYNCHRONOUS, server_share=0.2))
+    caught("led to other weights", with_sums(Method.SYNCHRONOUS, server_share=0.2))
 
 
 def test_outcomes_that_go_to_the_wrong_inputs_are_caught(monkeypatch):
     monkeypatch.setattr(Sums, "_part_of", lambda self, transfer, known: known[:1])
     with pytest.raises(KeyError):
-        caught("nothing", with_sums(Mode.SYNCHRONOUS, server_share=0.2))
+        caught("nothing", with_sums(Method.SYNCHRONOUS, server_share=0.2))
 
 
 def test_an_iteration_that_forgets_what_it_is_owed_is_caught(monkeypatch):
@@ -197,7 +197,7 @@ def test_an_iteration_that_forgets_what_it_is_owed_is_caught(monkeypatch):
         return replace(standing(self), is_under_way=bool(self.planned))
 
     monkeypatch.setattr(Pushes, "standing", forgetful)
-    caught("two updates of one worker", with_sums(Mode.SYNCHRONOUS, 210))
+    caught("two updates of one worker", with_sums(Method.SYNCHRONOUS, 210))
 
 
 # Making way

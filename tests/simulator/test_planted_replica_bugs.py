@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleSpec
 from mlfabric.scheduler.followers.replication_state import Replication
 from mlfabric.server.gate_lead import LeadGate
@@ -21,7 +21,7 @@ def within(updates: int, rule: RuleSpec = MOMENTUM, **often: float) -> Callable[
     """Return how to draw a fabric whose primary may be so many updates ahead; ``often`` are rates of faults."""
 
     def draw(seed: int) -> SimulationConfig:
-        config = SimulationConfig.drawn_with_replicas(3000 + seed, mode=Mode.ASYNCHRONOUS)
+        config = SimulationConfig.drawn_with_replicas(3000 + seed, method=Method.ASYNCHRONOUS)
         faults = replace(config.faults, **often)
         return replace(
             config, div_max=math.inf, div_max_updates=updates, rule=rule, aggregators=0, workers=4, faults=faults

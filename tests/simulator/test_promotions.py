@@ -8,35 +8,35 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.scheduler.followers import replication_state
 from mlfabric.scheduler.followers.promotions import Promotions
 from mlfabric.scheduler.updates.push_ends import PushEnds
 from mlfabric.simulator import Simulation, SimulationConfig
-from mlfabric.simulator.config import MODES
+from mlfabric.simulator.config import METHODS
 from mlfabric.worker_daemon.state import DaemonState
 from tests.simulator.test_planted_bugs import caught
 
 EVENTS = 1500
 
 
-def drawn(seed: int, mode: Mode, **often: float) -> SimulationConfig:
+def drawn(seed: int, method: Method, **often: float) -> SimulationConfig:
     """Draw a fabric with a replica; ``often`` are rates of faults."""
-    config = SimulationConfig.drawn_with_replicas(4000 + seed, mode=mode)
+    config = SimulationConfig.drawn_with_replicas(4000 + seed, method=method)
     return replace(config, faults=replace(config.faults, **often))
 
 
 def deadly(seed: int) -> SimulationConfig:
-    return drawn(seed, MODES[seed % 3], server_hz=1.0)
+    return drawn(seed, METHODS[seed % 3], server_hz=1.0)
 
 
 def strict(seed: int) -> SimulationConfig:
-    return replace(drawn(seed, Mode.ASYNCHRONOUS, server_hz=2.0, server_stream_hz=2.0), div_max_updates=0)
+    return replace(drawn(seed, Method.ASYNCHRONOUS, server_hz=2.0, server_stream_hz=2.0), div_max_updates=0)
 
 
 def lonely(seed: int) -> SimulationConfig:
     """Draw a fabric whose primary is cut off for so long that another takes its place, and does not know it."""
-    return drawn(seed, Mode.ASYNCHRONOUS, server_stream_hz=2.0, away=0.5)
+    return drawn(seed, Method.ASYNCHRONOUS, server_stream_hz=2.0, away=0.5)
 
 
 def slow(seed: int) -> SimulationConfig:

@@ -8,26 +8,26 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind, RuleSpec
 from mlfabric.simulator import CALM, Simulation, SimulationConfig
-from mlfabric.simulator.config import MODES
+from mlfabric.simulator.config import METHODS
 
 EVENTS = 2000
 FOUND_ONCE = (11, 21, 29, 30, 35, 51, 55, 70, 76, 91, 203, 282, 341, 2199)
-"""Seeds that found something once; each in its mode of then."""
+"""Seeds that found something once; each with its method of then."""
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(2000, 2002))
-def test_no_lead_is_ever_above_its_bound_and_all_goes_on_whatever_breaks(seed, mode):
-    summary = Simulation(SimulationConfig.drawn_with_replicas(seed, mode=mode)).run(EVENTS)
+def test_no_lead_is_ever_above_its_bound_and_all_goes_on_whatever_breaks(seed, method):
+    summary = Simulation(SimulationConfig.drawn_with_replicas(seed, method=method)).run(EVENTS)
     assert summary.events >= EVENTS
 
 
 @pytest.mark.parametrize("seed", FOUND_ONCE)
 def test_what_storms_found_once_they_do_not_find_again(seed):
-    Simulation(SimulationConfig.drawn_with_replicas(seed, mode=MODES[seed % 3])).run(EVENTS)
+    Simulation(SimulationConfig.drawn_with_replicas(seed, method=METHODS[seed % 3])).run(EVENTS)
 
 
 def summing_for_adam(seed: int) -> SimulationConfig:
@@ -65,16 +65,16 @@ def test_storms_hold_promises_make_holes_and_kill_replicas():
     assert died > 0
 
 
-def calm(seed: int, mode: Mode, updates: int) -> SimulationConfig:
-    config = SimulationConfig.drawn_with_replicas(seed, CALM, mode)
+def calm(seed: int, method: Method, updates: int) -> SimulationConfig:
+    config = SimulationConfig.drawn_with_replicas(seed, CALM, method)
     return replace(config, workers=4, aggregators=0, div_max=math.inf, div_max_updates=updates)
 
 
-@pytest.mark.parametrize(("mode", "most_holes"), list(zip(MODES, (0, 3, 3), strict=True)))
-def test_in_calm_weather_one_seed_is_enough_until_workers_leave_and_the_bound_is_made_use_of(mode, most_holes):
+@pytest.mark.parametrize(("method", "most_holes"), list(zip(METHODS, (0, 3, 3), strict=True)))
+def test_in_calm_weather_one_seed_is_enough_until_workers_leave_and_the_bound_is_made_use_of(method, most_holes):
     longest = 0
     for seed in range(2200, 2203):
-        simulation = Simulation(calm(seed, mode, updates=12))
+        simulation = Simulation(calm(seed, method, updates=12))
         summary = simulation.run(EVENTS)
         assert summary.terms_by_hole <= most_holes
         assert summary.promises == 1
@@ -83,7 +83,7 @@ def test_in_calm_weather_one_seed_is_enough_until_workers_leave_and_the_bound_is
 
 
 def test_in_calm_weather_a_strict_replica_has_everything_before_it_is_committed():
-    simulation = Simulation(calm(2300, Mode.ASYNCHRONOUS, updates=0))
+    simulation = Simulation(calm(2300, Method.ASYNCHRONOUS, updates=0))
     summary = simulation.run(EVENTS)
     assert summary.committed > 20
     assert set(simulation.witness.leads.longest.values()) == {0}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import Shape
 from mlfabric.protocol import Committed, Dropped, DropReason, Prepared
 from mlfabric.scheduler.shards.shard_gets import ShardGets
@@ -16,13 +16,13 @@ from mlfabric.scheduler.shards.shard_table import ShardTable
 from mlfabric.scheduler.shards.shard_units import ShardUnits, Stage
 from mlfabric.server.shard import ShardModel
 from mlfabric.simulator import CALM, FaultRates, Simulation, SimulationConfig
-from mlfabric.simulator.config import MODES
+from mlfabric.simulator.config import METHODS
 from tests.simulator.test_planted_bugs import caught
 
 EVENTS = 1500
 
 
-def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+def hectic(seed: int, method: Method = Method.ASYNCHRONOUS) -> SimulationConfig:
     """Return a fabric whose scheduler and servers are away again and again in the middle of commits."""
     faults = FaultRates(
         scheduler_hz=5.0,
@@ -40,8 +40,8 @@ def hectic(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
         workers=3,
         servers=3,
         shards=3,
-        mode=mode,
-        in_flight=1 if mode is Mode.SYNCHRONOUS else 2,
+        method=method,
+        in_flight=1 if method is Method.SYNCHRONOUS else 2,
         model_bytes=12_000,
         compute_ns=2_000_000,
         latency_ns=1_000_000,
@@ -59,15 +59,15 @@ def forgotten(seed: int, scheduler_hz: float) -> SimulationConfig:
     return replace(hectic(seed), servers=2, shards=2, compute_ns=20_000_000, model_bytes=300_000, faults=faults)
 
 
-def rolled_back(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+def rolled_back(seed: int, method: Method = Method.ASYNCHRONOUS) -> SimulationConfig:
     """Return a fabric whose servers all die again and again, and go on from checkpoints of one older version."""
-    config = hectic(seed, mode)
+    config = hectic(seed, method)
     return replace(config, faults=replace(config.faults, rollback_hz=4.0, scheduler_hz=0.0, server_stream_hz=1.0))
 
 
-def all_anew(seed: int, mode: Mode = Mode.ASYNCHRONOUS) -> SimulationConfig:
+def all_anew(seed: int, method: Method = Method.ASYNCHRONOUS) -> SimulationConfig:
     """Return a fabric whose servers go back like that while its scheduler begins anew again and again, too."""
-    config = rolled_back(seed, mode)
+    config = rolled_back(seed, method)
     return replace(config, faults=replace(config.faults, scheduler_hz=4.0, server_stream_hz=2.0))
 
 
@@ -79,44 +79,44 @@ def test_a_push_of_which_only_its_worker_knows_that_parts_were_committed_does_no
     assert Simulation(SimulationConfig.drawn_of_any_kind(11481)).run(5000).events >= 5000
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(4))
-def test_all_parts_make_the_same_steps_whatever_breaks(seed, mode):
-    summary = Simulation(SimulationConfig.drawn_with_shards(seed, mode=mode)).run(EVENTS)
+def test_all_parts_make_the_same_steps_whatever_breaks(seed, method):
+    summary = Simulation(SimulationConfig.drawn_with_shards(seed, method=method)).run(EVENTS)
     assert summary.events >= EVENTS
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(4))
-def test_all_parts_make_the_same_steps_where_the_scheduler_and_servers_are_away_in_mid_commit(seed, mode):
-    Simulation(hectic(seed, mode)).run(EVENTS)
+def test_all_parts_make_the_same_steps_where_the_scheduler_and_servers_are_away_in_mid_commit(seed, method):
+    Simulation(hectic(seed, method)).run(EVENTS)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_older_version(mode):
+@pytest.mark.parametrize("method", METHODS)
+def test_everybody_goes_on_where_all_servers_went_back_to_checkpoints_of_one_older_version(method):
     faults = Counter[str]()
     for seed in range(12):
-        faults += Simulation(rolled_back(seed, mode)).run(EVENTS).faults
+        faults += Simulation(rolled_back(seed, method)).run(EVENTS).faults
     assert faults["servers died"] >= 2
 
 
 @pytest.mark.parametrize(
-    ("seed", "mode"),
+    ("seed", "method"),
     [
-        (51, Mode.ASYNCHRONOUS),
-        (122, Mode.ASYNCHRONOUS),
-        (165, Mode.ASYNCHRONOUS),
-        (491, Mode.STALE_SYNCHRONOUS),
-        (541, Mode.STALE_SYNCHRONOUS),
-        (73, Mode.SYNCHRONOUS),
+        (51, Method.ASYNCHRONOUS),
+        (122, Method.ASYNCHRONOUS),
+        (165, Method.ASYNCHRONOUS),
+        (491, Method.STALE_SYNCHRONOUS),
+        (541, Method.STALE_SYNCHRONOUS),
+        (73, Method.SYNCHRONOUS),
     ],
 )
-def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_anew(seed, mode):
-    assert Simulation(all_anew(seed, mode)).run(EVENTS).faults["servers died"]
+def test_everybody_goes_on_where_all_servers_went_back_and_the_scheduler_began_anew(seed, method):
+    assert Simulation(all_anew(seed, method)).run(EVENTS).faults["servers died"]
 
 
 def test_a_worker_that_alone_knows_of_a_commit_goes_on_where_servers_began_with_nothing_under_a_scheduler_that_stays():
-    config = hectic(29, Mode.SYNCHRONOUS)
+    config = hectic(29, Method.SYNCHRONOUS)
     faults = FaultRates(rollback_hz=8.0, amnesia=1.0, late=0.05)
     assert Simulation(replace(config, faults=faults)).run(EVENTS).faults["servers died"] >= 10
 
@@ -136,9 +136,9 @@ def test_storms_leave_units_half_committed_and_they_are_rolled_forward(monkeypat
     assert opened[False] >= 20
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_in_calm_weather_every_push_is_committed_at_every_part(mode):
-    config = SimulationConfig(seed=3, workers=2, servers=3, shards=3, mode=mode, in_flight=1)
+@pytest.mark.parametrize("method", METHODS)
+def test_in_calm_weather_every_push_is_committed_at_every_part(method):
+    config = SimulationConfig(seed=3, workers=2, servers=3, shards=3, method=method, in_flight=1)
     simulation = Simulation(config)
     summary = simulation.run(EVENTS)
     assert not summary.dropped
@@ -150,7 +150,7 @@ def test_in_calm_weather_every_push_is_committed_at_every_part(mode):
 def test_parts_are_summed_on_their_way_in_synchronous_training():
     groups = Counter[tuple[Shape, int]]()
     for seed in range(3):
-        config = SimulationConfig.drawn_with_shards(seed, CALM, Mode.SYNCHRONOUS)
+        config = SimulationConfig.drawn_with_shards(seed, CALM, Method.SYNCHRONOUS)
         simulation = Simulation(replace(config, workers=6, aggregators=2, server_share=0.2, most_updates=0))
         simulation.run(EVENTS)
         groups += simulation.scheduler.state.count.groups

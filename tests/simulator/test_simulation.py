@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import down_link
 from mlfabric.protocol import DropReason, UpdateKind
 from mlfabric.server.served_models import Servings
 from mlfabric.simulator import CALM, STORMY, Simulation, SimulationConfig
-from mlfabric.simulator.config import MODES
+from mlfabric.simulator.config import METHODS
 from mlfabric.simulator.witness import Witness
 from mlfabric.simulator.worker import SimulatedWorker
 from tests.simulator.test_planted_bugs import slow_news
@@ -36,10 +36,10 @@ def test_nothing_is_lost_or_applied_twice_where_news_is_slower_than_bytes(seed):
     Simulation(replace(slow_news(seed), faults=faults)).run(EVENTS)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(400, 402))
-def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(seed, mode):
-    summary = Simulation(SimulationConfig.drawn_with_sums(seed, mode=mode)).run(EVENTS)
+def test_nothing_is_lost_or_applied_twice_where_updates_are_summed_on_their_way(seed, method):
+    summary = Simulation(SimulationConfig.drawn_with_sums(seed, method=method)).run(EVENTS)
     assert summary.events >= EVENTS
 
 
@@ -59,14 +59,14 @@ def test_a_get_waits_for_a_slower_one_only_while_the_server_may_not_copy_its_wei
     assert any(lacking) == waits
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_calm_fabrics_sum_and_hand_models_on_in_every_mode(mode):
+@pytest.mark.parametrize("method", METHODS)
+def test_calm_fabrics_sum_and_hand_models_on_in_every_method(method):
     sums, handed_on = Counter[int](), 0
     for seed in range(500, 503):
-        config = SimulationConfig.drawn_with_sums(seed, CALM, mode)
+        config = SimulationConfig.drawn_with_sums(seed, CALM, method)
         simulation = Simulation(replace(config, workers=8, in_flight=2, server_share=0.2, most_updates=0))
         summary = simulation.run(EVENTS)
-        if mode is Mode.ASYNCHRONOUS:
+        if method is Method.ASYNCHRONOUS:
             assert not simulation.scheduler.state.count.torn
         sums += summary.sums
         handed_on += summary.handed_on
@@ -78,7 +78,7 @@ def test_calm_fabrics_sum_and_hand_models_on_in_every_mode(mode):
 def test_storms_tear_sums_and_sums_survive_storms():
     committed, torn = Counter[int](), 0
     for seed in range(600, 612):
-        simulation = Simulation(SimulationConfig.drawn_with_sums(seed, mode=Mode.SYNCHRONOUS))
+        simulation = Simulation(SimulationConfig.drawn_with_sums(seed, method=Method.SYNCHRONOUS))
         committed += simulation.run(EVENTS).sums
         torn += sum(simulation.scheduler.state.count.torn.values())
     assert committed.total() > 20
@@ -87,7 +87,7 @@ def test_storms_tear_sums_and_sums_survive_storms():
 
 @pytest.mark.parametrize("seed", range(700, 702))
 def test_in_calm_weather_every_iteration_has_an_update_of_every_worker(seed):
-    config = SimulationConfig.drawn_with_sums(seed, CALM, Mode.SYNCHRONOUS)
+    config = SimulationConfig.drawn_with_sums(seed, CALM, Method.SYNCHRONOUS)
     simulation = Simulation(replace(config, in_flight=1))
     simulation.run(EVENTS)
     took_part = Counter(committed.version for committed in simulation.witness.applied.values())
@@ -98,7 +98,7 @@ def test_in_calm_weather_every_iteration_has_an_update_of_every_worker(seed):
 
 @pytest.mark.parametrize("seed", range(800, 802))
 def test_in_calm_weather_nobody_is_further_ahead_than_the_slack_allows(seed, monkeypatch):
-    config = replace(SimulationConfig.drawn_with_sums(seed, CALM, Mode.STALE_SYNCHRONOUS), in_flight=1)
+    config = replace(SimulationConfig.drawn_with_sums(seed, CALM, Method.STALE_SYNCHRONOUS), in_flight=1)
     finished, most = Counter[str](), 0
     learns = Witness.learns
 
@@ -121,7 +121,7 @@ def test_the_slack_holds_though_schedulers_begin_anew_again_and_again(seed, slac
         seed=seed,
         workers=4,
         in_flight=1,
-        mode=Mode.STALE_SYNCHRONOUS,
+        method=Method.STALE_SYNCHRONOUS,
         slack=slack,
         compute_ns=20_000_000,
         model_bytes=100_000,

@@ -16,7 +16,7 @@ from benchmarks import chain
 from benchmarks.chain import Follower
 from mlfabric.channels import TcpChannel, TcpOptions
 from mlfabric.errors import UnavailableError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.server.actions import InstallInitial
 from mlfabric.server.stores import Stores
@@ -24,7 +24,7 @@ from tests.fabric.harness import Fabric, wait_until
 from tests.fabric.replicas import RULES, Trainer, at_version, held_by, trainers
 from tests.server.stage import SPEC, update
 
-MODES = pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS])
+METHODS = pytest.mark.parametrize("method", [Method.ASYNCHRONOUS, Method.SYNCHRONOUS])
 
 
 def in_thread_of(server: mlfabric.Server, work: Coroutine[Any, Any, Any]) -> Any:
@@ -55,12 +55,12 @@ def has_the_model_of(server: mlfabric.Server, follower: Follower) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@MODES
+@METHODS
 @pytest.mark.parametrize("rule", ["momentum at the server", "adam"])
-def test_a_follower_has_every_commit_first_and_then_the_very_same_model(rule: str, mode: Mode) -> None:
+def test_a_follower_has_every_commit_first_and_then_the_very_same_model(rule: str, method: Method) -> None:
     with Fabric() as fabric:
         server = fabric.server()
-        with chained(server) as follower, trainers(fabric, RULES[rule], elements=1000, mode=mode) as found:
+        with chained(server) as follower, trainers(fabric, RULES[rule], elements=1000, method=method) as found:
             ahead: list[int] = []
             server.register_update_callback(lambda _model, c, _view: ahead.append(c.version.number - follower.held))
             for _ in range(6):
@@ -73,8 +73,8 @@ def test_a_follower_has_every_commit_first_and_then_the_very_same_model(rule: st
 
 
 @pytest.mark.timeout(600)  # the planner may have to be compiled first
-@MODES
-def test_a_sum_goes_on_as_it_came(mode: Mode) -> None:
+@METHODS
+def test_a_sum_goes_on_as_it_came(method: Method) -> None:
     warm_up(print)
     with Fabric() as fabric:
         server = fabric.server(host="server-host", tcp=TcpOptions(up_bps=200_000_000, down_bps=20_000_000))
@@ -82,7 +82,7 @@ def test_a_sum_goes_on_as_it_came(mode: Mode) -> None:
         wait_until(lambda: len(fabric.status().members) == 2, "they joined")
         with (
             chained(server) as follower,
-            trainers(fabric, RULES["momentum at the server"], count=6, elements=4000, mode=mode) as found,
+            trainers(fabric, RULES["momentum at the server"], count=6, elements=4000, method=method) as found,
         ):
             groups = fabric.scheduler.state.count.groups
             for _ in range(60):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from mlfabric.model.specs import Layout, Member, Mode, ModelSpec, Role, TensorSpec, Term
+from mlfabric.model.specs import Layout, Member, Method, ModelSpec, Role, TensorSpec, Term
 from mlfabric.protocol import (
     CancelReduce,
     Instruction,
@@ -27,7 +27,9 @@ from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["Player", "Team"]
 
-SPEC = ModelSpec(name="net", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)), mode=Mode.ALL_REDUCE)
+SPEC = ModelSpec(
+    name="net", layout=Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),)), method=Method.ALL_REDUCE
+)
 TOLD = Reduce | CancelReduce | ReduceSettled | ReduceFailed
 
 

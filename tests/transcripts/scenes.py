@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from mlfabric.aggregator.state import AggregatorState
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import up_link
 from mlfabric.protocol import JobClaim, LinkRate, LinksReported, Resume
 from mlfabric.scheduler.state import SchedulerState
@@ -39,13 +39,13 @@ def asynchronous(transcript: Transcript) -> None:
 
 def synchronous(transcript: Transcript) -> None:
     """Two workers make an iteration, then leave."""
-    still = StillFabric(transcript, mode=Mode.SYNCHRONOUS, calm_updates=1)
+    still = StillFabric(transcript, method=Method.SYNCHRONOUS, calm_updates=1)
     still.show(THERE_MS, SchedulerState, ServerState).play()
 
 
 def stale_synchronous(transcript: Transcript) -> None:
     """The faster of two workers is not answered before the slower one has come as far."""
-    still = StillFabric(transcript, mode=Mode.STALE_SYNCHRONOUS, calm_updates=2, compute_ns=500 * MS)
+    still = StillFabric(transcript, method=Method.STALE_SYNCHRONOUS, calm_updates=2, compute_ns=500 * MS)
     still.show(THERE_MS, SchedulerState).play()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.advise import Advice, Option, Prediction, Verdict, advise, replica_bound, value_of_an_update
 from mlfabric.twin.cluster import Cluster
 from tests.twin.clusters import cluster_of
@@ -31,30 +31,30 @@ def advised(times_s: Callable[[Option], float], tau: Callable[[Option], int] = l
     return advise(cluster(), lambda _, option: prediction(times_s(option), tau(option)), **options)
 
 
-def by_mode(**times_s: float) -> Callable[[Option], float]:
-    return lambda option: times_s.get("ring" if option.mode is None else option.mode.name.lower(), 1.0)
+def by_method(**times_s: float) -> Callable[[Option], float]:
+    return lambda option: times_s.get("ring" if option.method is None else option.method.name.lower(), 1.0)
 
 
 @pytest.mark.parametrize(
     ("times_s", "verdict", "best"),
     [
-        ({"all_reduce": 0.9, "synchronous": 0.7, "asynchronous": 0.5}, Verdict.FABRIC, Mode.ASYNCHRONOUS),
-        ({"all_reduce": 1.0, "synchronous": 0.9, "asynchronous": 0.95}, Verdict.PLAIN, Mode.SYNCHRONOUS),
-        ({"all_reduce": 1.0, "synchronous": 0.5, "asynchronous": 0.9}, Verdict.FABRIC, Mode.SYNCHRONOUS),
-        ({"all_reduce": 0.5, "synchronous": 0.9, "asynchronous": 0.9}, Verdict.FABRIC, Mode.ALL_REDUCE),
+        ({"all_reduce": 0.9, "synchronous": 0.7, "asynchronous": 0.5}, Verdict.FABRIC, Method.ASYNCHRONOUS),
+        ({"all_reduce": 1.0, "synchronous": 0.9, "asynchronous": 0.95}, Verdict.PLAIN, Method.SYNCHRONOUS),
+        ({"all_reduce": 1.0, "synchronous": 0.5, "asynchronous": 0.9}, Verdict.FABRIC, Method.SYNCHRONOUS),
+        ({"all_reduce": 0.5, "synchronous": 0.9, "asynchronous": 0.9}, Verdict.FABRIC, Method.ALL_REDUCE),
     ],
 )
-def test_the_mode_that_gains_most_is_advised_if_it_gains_enough_and_of_equals_fewer_aggregators(
-    times_s: dict[str, float], verdict: Verdict, best: Mode
+def test_the_method_that_gains_most_is_advised_if_it_gains_enough_and_of_equals_fewer_aggregators(
+    times_s: dict[str, float], verdict: Verdict, best: Method
 ):
-    found = advised(by_mode(ring=1.0, **times_s))
-    assert (found.verdict, found.best.option.mode, found.best.option.aggregators) == (verdict, best, 0)
+    found = advised(by_method(ring=1.0, **times_s))
+    assert (found.verdict, found.best.option.method, found.best.option.aggregators) == (verdict, best, 0)
     assert found.best.gain == pytest.approx(1 / times_s[best.name.lower()])
-    assert (found.replica_updates is None) == (best is Mode.ALL_REDUCE), "AllReduce needs no replica"
+    assert (found.replica_updates is None) == (best is Method.ALL_REDUCE), "AllReduce needs no replica"
 
 
 def test_bounds_are_tried_with_the_best_number_of_aggregators():
-    found = advised(lambda o: 1.0 if o.mode is None else 0.8 - 0.1 * (o.aggregators == WORKERS))
+    found = advised(lambda o: 1.0 if o.method is None else 0.8 - 0.1 * (o.aggregators == WORKERS))
     bounds = {row.option.tau_max for row in found.rows if row.option.aggregators == WORKERS and row.option.tau_max}
     assert bounds == {10, 15, 20, 30, 40, 80}
 
@@ -77,15 +77,15 @@ def test_the_twin_is_asked_about_the_cluster_as_the_option_has_it():
         asked.append((given, option))
         return prediction(1.0)
 
-    advise(cluster(mode=Mode.STALE_SYNCHRONOUS), predict)
+    advise(cluster(method=Method.STALE_SYNCHRONOUS), predict)
     for shaped, option in asked:
-        assert shaped.mode is (option.mode or Mode.ALL_REDUCE)
+        assert shaped.method is (option.method or Method.ALL_REDUCE)
         assert (shaped.tau_max, len(shaped.aggregators)) == (option.tau_max, option.aggregators)
 
 
 def test_a_slack_is_advised_where_stale_synchronous_training_gains_most():
     found = advised(lambda option: {1: 0.6, 3: 0.5, 8: 0.55}.get(option.slack or 0, 1.0))
-    assert found.best.option == Option(mode=Mode.STALE_SYNCHRONOUS, slack=3)
+    assert found.best.option == Option(method=Method.STALE_SYNCHRONOUS, slack=3)
     assert found.replica_updates is not None
 
 
@@ -103,15 +103,15 @@ def test_only_the_best_are_run_for_all_steps_and_the_longest_run_of_an_option_co
         """The tightest bound looks best in a short run; a long one tells."""
         lengths.append((option, given.iterations))
         is_misleading = option.tau_max == WORKERS and given.iterations < 100
-        return prediction(0.3 if is_misleading else 0.5 if option.mode is Mode.SYNCHRONOUS else 1.0)
+        return prediction(0.3 if is_misleading else 0.5 if option.method is Method.SYNCHRONOUS else 1.0)
 
     found = advise(cluster(iterations=1000), predict)
     assert [option for option, steps in lengths if steps == 25] == [row.option for row in found.rows]
     long = [option for option, steps in lengths if steps == 100]
-    assert long[0] == Option(mode=None)
-    assert Option(mode=Mode.ASYNCHRONOUS, tau_max=WORKERS) in long
+    assert long[0] == Option(method=None)
+    assert Option(method=Method.ASYNCHRONOUS, tau_max=WORKERS) in long
     assert len(long) == 4
-    assert found.best.option == Option(mode=Mode.SYNCHRONOUS, aggregators=0)
+    assert found.best.option == Option(method=Method.SYNCHRONOUS, aggregators=0)
     assert {row.option: row.iterations for row in found.rows} == dict(lengths)
 
 
@@ -121,16 +121,16 @@ def test_of_options_that_went_alike_one_is_run_for_all_steps():
 
     def predict(given: Cluster, option: Option) -> Prediction:
         long.extend([option] if given.iterations == 100 else [])
-        return prediction(0.5 if option.mode is Mode.ASYNCHRONOUS and not option.aggregators else 1.0, tau=4)
+        return prediction(0.5 if option.method is Method.ASYNCHRONOUS and not option.aggregators else 1.0, tau=4)
 
     advise(cluster(iterations=100), predict)
-    assert sum(option.mode is Mode.ASYNCHRONOUS and not option.aggregators for option in long) == 1
+    assert sum(option.method is Method.ASYNCHRONOUS and not option.aggregators for option in long) == 1
 
 
 def test_progress_ends_at_all_that_is_to_be_done():
     told: list[tuple[int, int]] = []
     found = advised(
-        by_mode(ring=1.0, all_reduce=1.0, synchronous=1.0, asynchronous=1.0),
+        by_method(ring=1.0, all_reduce=1.0, synchronous=1.0, asynchronous=1.0),
         on_progress=lambda done, total: told.append((done, total)),
     )
     runs = len(found.rows) + 4  # a ring and three more for all steps
@@ -160,7 +160,7 @@ def test_a_replica_may_be_behind_by_what_is_on_its_way():
 @pytest.mark.parametrize("staleness", [-0.1, 1.1, float("nan")])
 def test_a_share_that_is_none_is_refused(staleness: float):
     with pytest.raises(ConfigError, match="staleness"):
-        advised(by_mode(), staleness=staleness)
+        advised(by_method(), staleness=staleness)
 
 
 def test_a_single_worker_is_refused():

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mlfabric.cli.app import app
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.advise import Verdict, advise
 from mlfabric.twin.cluster import Compute
 from mlfabric.twin.run import predict
@@ -38,8 +38,8 @@ iterations = 40
 def test_a_cluster_with_stragglers_and_uneven_links_is_told_to_train_asynchronously():
     found = advise(cluster_of(4, rate_bps=1e8, compute=Compute(stragglers=COMPUTE["C2"]), network="N3"), predict)
     assert found.verdict is Verdict.FABRIC
-    assert found.best.option.mode is Mode.ASYNCHRONOUS
-    assert found.rows[0].option.mode is None
+    assert found.best.option.method is Method.ASYNCHRONOUS
+    assert found.rows[0].option.method is None
     assert found.rows[0].gain == 1.0
 
 
@@ -58,7 +58,7 @@ def test_the_command_shows_its_table_and_what_the_cost_of_delay_rests_on(tmp_pat
     assert "gain over ring" in result.output
     assert "not a measurement" in result.output
     written = json.loads(out.read_text())
-    assert written["rows"][0]["mode"] == "ring all-reduce, plain"
+    assert written["rows"][0]["method"] == "ring all-reduce, plain"
     best = written["best"]
     longest = [row for row in written["rows"][1:] if row["iterations"] == best["iterations"]]
     assert best["iterations"] == max(row["iterations"] for row in written["rows"])

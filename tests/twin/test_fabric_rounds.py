@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import down_link, up_link
 from mlfabric.scheduler.rounds.probe_plans import Probing
 from mlfabric.scheduler.rounds.rhythm import Rhythm
@@ -38,7 +38,7 @@ def even(monkeypatch):
 def rounds_of(workers: int, stragglers: str = "C0", **changed):
     """Return a cluster of hosts with 100 Mbit/s, over which a tensor takes 80 ms."""
     compute = Compute(mean_s=0.1, stragglers=COMPUTE[stragglers])
-    usual = {"rate_bps": 1e8, "iterations": 30, "compute": compute, "mode": Mode.ALL_REDUCE}
+    usual = {"rate_bps": 1e8, "iterations": 30, "compute": compute, "method": Method.ALL_REDUCE}
     return cluster_of(workers, **{**usual, **changed})
 
 
@@ -108,11 +108,11 @@ def test_a_round_that_begins_without_the_late_is_over_sooner(monkeypatch):
 
 def test_a_run_loads_the_planner_itself() -> None:
     """A planner that is not loaded plans neither stripes nor sums, and the twin would say that AllReduce is slow."""
-    cluster = cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)
+    cluster = cluster_of(workers=8, method=Method.ALL_REDUCE, iterations=3, seed=1)
     program = (
-        "from mlfabric.model.specs import Mode; from mlfabric.twin.run import simulate; "
+        "from mlfabric.model.specs import Method; from mlfabric.twin.run import simulate; "
         "from tests.twin.clusters import cluster_of; "
-        "print(simulate(cluster_of(workers=8, mode=Mode.ALL_REDUCE, iterations=3, seed=1)).mean_iteration_s)"
+        "print(simulate(cluster_of(workers=8, method=Method.ALL_REDUCE, iterations=3, seed=1)).mean_iteration_s)"
     )
     alone = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert float(alone.stdout) == simulate(cluster).mean_iteration_s

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import twin as benchmark
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import down_link, up_link
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
@@ -24,9 +24,9 @@ def uneven(workers: int, **options: Any) -> Cluster:
     return helped(cluster_of(workers, stragglers="C1", network="N1", **options))
 
 
-@pytest.mark.parametrize("mode", [Mode.ASYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
-def test_fewer_helpers_change_an_iteration_by_less_than_a_tenth(mode, monkeypatch):
-    clusters = [uneven(40, mode=mode, iterations=20, seed=seed) for seed in (1, 2)]
+@pytest.mark.parametrize("method", [Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS])
+def test_fewer_helpers_change_an_iteration_by_less_than_a_tenth(method, monkeypatch):
+    clusters = [uneven(40, method=method, iterations=20, seed=seed) for seed in (1, 2)]
     full = [simulate(cluster).mean_iteration_s for cluster in clusters]
     monkeypatch.setattr(planned, "MANY_WORKERS", 8)
     monkeypatch.setattr(planned, "OTHER_HELPERS", 6)
@@ -34,9 +34,9 @@ def test_fewer_helpers_change_an_iteration_by_less_than_a_tenth(mode, monkeypatc
     assert np.mean(fewer) == pytest.approx(np.mean(full), rel=0.1)
 
 
-@pytest.mark.parametrize(("workers", "mode"), [(30, Mode.ASYNCHRONOUS), (201, Mode.SYNCHRONOUS)])
-def test_small_clusters_and_synchronous_ones_may_be_helped_by_all(workers, mode):
-    planner = Planner(uneven(workers, mode=mode))
+@pytest.mark.parametrize(("workers", "method"), [(30, Method.ASYNCHRONOUS), (201, Method.SYNCHRONOUS)])
+def test_small_clusters_and_synchronous_ones_may_be_helped_by_all(workers, method):
+    planner = Planner(uneven(workers, method=method))
     assert planner.helpers_of({"w3"}, 1) == planner.helpers
 
 
@@ -81,7 +81,7 @@ def test_a_run_leaves_garbage_collection_as_it_was():
     simulate(cluster_of(2, iterations=2))
     assert gc.get_threshold() == before
     with pytest.raises(RuntimeError, match="enough"):
-        simulate(cluster_of(2, iterations=2, mode=Mode.SYNCHRONOUS), progress=stop)
+        simulate(cluster_of(2, iterations=2, method=Method.SYNCHRONOUS), progress=stop)
     assert gc.get_threshold() == before
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.simulator import CALM, Simulation, SimulationConfig
 from mlfabric.twin import fabric_rounds
 from mlfabric.twin.closed_forms import ring_share
@@ -50,12 +50,12 @@ def test_every_step_is_made_and_every_update_ends_once(cluster, is_helped, way):
     assert found.pushed.sum() == found.dropped.sum() + len(found.delays)
     assert (np.diff(found.committed_s) >= 0).all()
     assert (found.link_use <= 1.0 + 1e-6).all()
-    if way is Mode.ASYNCHRONOUS:
+    if way is Method.ASYNCHRONOUS:
         assert (found.delays <= cluster.delay_bound).all()
         assert (found.delays >= 0).all()
     else:
         assert not found.dropped.any()
-    if way is Mode.STALE_SYNCHRONOUS:
+    if way is Method.STALE_SYNCHRONOUS:
         apart = [np.count_nonzero(found.ended_s <= at, axis=1) for at in found.ended_s.ravel() - 1e-9]
         assert max(int(steps.max() - steps.min()) for steps in apart) <= cluster.slack + cluster.in_flight + 1
     assert found.ended_s.shape == (workers, cluster.iterations)
@@ -72,12 +72,12 @@ def test_no_transfer_waits_for_one_that_the_same_plan_drops(monkeypatch):
     monkeypatch.setattr(Flows, "enter_table", checked)
     cluster = cluster_of(6, stragglers="C2", iterations=12, tau_max=8, in_flight=2, model_bytes=30_000_000, seed=631,
                          is_server_in_weather=True)  # fmt: skip
-    assert (simulate(cluster, Mode.ASYNCHRONOUS).pushed == 12).all()
+    assert (simulate(cluster, Method.ASYNCHRONOUS).pushed == 12).all()
 
 
 def test_a_round_begins_without_a_late_worker_also_when_stripes_are_not_trusted():
     cluster = cluster_of(3, network="N0", stragglers="C2", iterations=3, in_flight=1, model_bytes=10_000, seed=0)
-    assert simulate(cluster, Mode.ALL_REDUCE).pushed.sum() == 9
+    assert simulate(cluster, Method.ALL_REDUCE).pushed.sum() == 9
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -91,9 +91,9 @@ def test_the_same_cluster_has_the_same_outcome_and_another_seed_has_another(way)
 
 def test_a_lone_worker_pays_for_its_transfers_and_for_its_messages():
     cluster = cluster_of(1, control_s=0.001, latency_s=0.0)
-    for mode in (Mode.ASYNCHRONOUS, Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS):
+    for method in (Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS):
         wire_s, messages_s = 2 * 0.008, 2 * 0.001
-        assert simulate(cluster, mode).mean_iteration_s == pytest.approx(0.02 + wire_s + messages_s, abs=0.0002)
+        assert simulate(cluster, method).mean_iteration_s == pytest.approx(0.02 + wire_s + messages_s, abs=0.0002)
 
 
 def test_two_in_flight_hide_transfers_behind_computing():
@@ -103,13 +103,13 @@ def test_two_in_flight_hide_transfers_behind_computing():
 
 def test_without_aggregators_the_servers_link_sets_the_pace():
     cluster = cluster_of(8, control_s=0.0, monitoring=Monitoring.TELLS)
-    synchronous = simulate(cluster, Mode.SYNCHRONOUS)
-    assert synchronous.mean_iteration_s == pytest.approx(formula_s(cluster, Mode.SYNCHRONOUS), rel=0.03)
-    assert simulate(cluster, Mode.ASYNCHRONOUS).updates_per_s == pytest.approx(1 / 0.008, rel=0.1)
+    synchronous = simulate(cluster, Method.SYNCHRONOUS)
+    assert synchronous.mean_iteration_s == pytest.approx(formula_s(cluster, Method.SYNCHRONOUS), rel=0.03)
+    assert simulate(cluster, Method.ASYNCHRONOUS).updates_per_s == pytest.approx(1 / 0.008, rel=0.1)
 
 
 def test_aggregators_take_the_load_off_the_server():
-    alone = cluster_of(16, mode=Mode.SYNCHRONOUS)
+    alone = cluster_of(16, method=Method.SYNCHRONOUS)
     assert simulate(helped(alone)).mean_iteration_s < simulate(alone).mean_iteration_s / 3
 
 
@@ -138,7 +138,7 @@ def test_a_tree_costs_three_wire_times_and_a_way_through_its_levels():
 def test_rounds_of_the_fabric_are_no_slower_than_a_ring_where_links_are_shared_evenly(monkeypatch):
     monkeypatch.setattr(fabric_rounds, "SHARE_DEVIATION", 0.0)
     cluster = cluster_of(12, rate_bps=1e8, compute=Compute(mean_s=0.1))
-    ring, ours = simulate(cluster, Baseline.RING), simulate(cluster, Mode.ALL_REDUCE)
+    ring, ours = simulate(cluster, Baseline.RING), simulate(cluster, Method.ALL_REDUCE)
     assert ours.mean_iteration_s < 1.1 * ring.mean_iteration_s
 
 
@@ -152,7 +152,7 @@ def test_a_bound_that_is_kept_costs_updates_and_a_wide_one_none():
 
 def test_a_monitor_that_is_late_makes_plans_worse():
     cluster = cluster_of(
-        12, rate_bps=1e8, network="N3", iterations=100, mode=Mode.SYNCHRONOUS, compute=Compute(mean_s=0.1)
+        12, rate_bps=1e8, network="N3", iterations=100, method=Method.SYNCHRONOUS, compute=Compute(mean_s=0.1)
     )
     cluster = replace(helped(cluster), monitoring=Monitoring.TELLS)
     at_once, late = (simulate(replace(cluster, monitor_lag_s=lag_s)) for lag_s in (0.0, 4.0))
@@ -167,13 +167,22 @@ def test_workers_that_wait_for_nobody_are_not_slowed_by_one_slow_link():
     assert steps[3] > 4 * np.delete(steps, 3).max()
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.ASYNCHRONOUS])
-def test_eight_workers_go_as_fast_as_the_real_state_machines_in_virtual_time(mode):
+@pytest.mark.parametrize("method", [Method.SYNCHRONOUS, Method.ASYNCHRONOUS])
+def test_eight_workers_go_as_fast_as_the_real_state_machines_in_virtual_time(method):
     config = SimulationConfig(
-        seed=1, workers=8, mode=mode, in_flight=1, compute_ns=1_000_000, latency_ns=300_000, faults=CALM, tau_max=None
+        seed=1,
+        workers=8,
+        method=method,
+        in_flight=1,
+        compute_ns=1_000_000,
+        latency_ns=300_000,
+        faults=CALM,
+        tau_max=None,
     )
     real = Simulation(config).run(6000)
-    cluster = cluster_of(8, mode=mode, compute=Compute(mean_s=0.001), control_s=0.0003, latency_s=0.0003, iterations=60)
+    cluster = cluster_of(
+        8, method=method, compute=Compute(mean_s=0.001), control_s=0.0003, latency_s=0.0003, iterations=60
+    )
     assert simulate(cluster).updates_per_s == pytest.approx(real.committed / real.virtual_s, rel=0.15)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.network import Piece, Profile
 from mlfabric.twin import planned, sequencing
 from mlfabric.twin.cluster import Compute, Host
@@ -81,7 +81,7 @@ def test_who_cannot_be_in_time_is_turned_away_at_once_until_it_is_waited_for():
     cluster = helped(cluster_of(8, rate_bps=1e8, compute=Compute(mean_s=0.1), iterations=150, tau_max=8))
     slow = Host(name="w7", up_bps=2e6, down_bps=1e8)
     cluster = replace(cluster, workers=(*cluster.workers[:7], slow))
-    found = simulate(cluster, Mode.ASYNCHRONOUS)
+    found = simulate(cluster, Method.ASYNCHRONOUS)
     assert found.dropped[7] > 0.8 * found.pushed[7]
     assert found.dropped[7] < found.pushed[7]
     assert found.dropped[:7].sum() == 0

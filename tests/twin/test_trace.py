@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.cluster import Spread
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Progress, parse_trace
@@ -18,7 +18,7 @@ from mlfabric.twin.trace import Progress, parse_trace
 HEAD: dict[str, Any] = {
     "trace": 1,
     "model": "net",
-    "mode": "asynchronous",
+    "method": "asynchronous",
     "tau_max": 4,
     "model_bytes": 1000,
     "server": "s",
@@ -47,7 +47,7 @@ WHOLE = text(HEAD, *RATES, *REST)
 
 def test_a_trace_says_what_was_written():
     found = parse_trace(WHOLE, "t")
-    assert (found.model, found.mode, found.tau_max, found.model_bytes) == ("net", Mode.ASYNCHRONOUS, 4, 1000)
+    assert (found.model, found.method, found.tau_max, found.model_bytes) == ("net", Method.ASYNCHRONOUS, 4, 1000)
     assert found.compute_s == {"a": (0.1, 0.2, 0.3)}
     line = found.lines["host-a", Direction.UP]
     assert (line.times_s, line.bps) == ((0.0, 1.0), (1e8, 2e7))
@@ -59,7 +59,7 @@ def test_a_step_is_as_many_updates_as_there_are_workers():
 
 
 def test_a_round_of_all_reduce_is_a_step():
-    head = {**HEAD, "mode": "all-reduce", "tau_max": None, "server": ""}
+    head = {**HEAD, "method": "all-reduce", "tau_max": None, "server": ""}
     assert parse_trace(text(head, *RATES, *REST), "t").iteration_s == pytest.approx(4.0 / 16)
 
 
@@ -69,7 +69,7 @@ def test_the_cluster_of_a_trace_has_the_names_of_its_workers():
     assert cluster.workers[0].up_bps == 1e8
     assert set(cluster.lines) == {(host, way) for host in ("a", "b", "s") for way in Direction}
     assert cluster.compute.spread is Spread.RECORDED
-    assert (cluster.model_bytes, cluster.tau_max, cluster.mode) == (1000, 4, Mode.ASYNCHRONOUS)
+    assert (cluster.model_bytes, cluster.tau_max, cluster.method) == (1000, 4, Method.ASYNCHRONOUS)
 
 
 def test_a_field_of_the_cluster_can_be_otherwise():
@@ -126,7 +126,7 @@ def test_rates_rise_in_time_and_each_differs_from_the_one_before(points: list[tu
         ("garbage\n", "no JSON"),
         ("[1]\n", "an object"),
         (text({**HEAD, "trace": 2}), "no trace of format 1"),
-        (text({**HEAD, "mode": "loose"}), "loose"),
+        (text({**HEAD, "method": "loose"}), "loose"),
         (text({key: HEAD[key] for key in HEAD if key != "model_bytes"}), "model_bytes"),
         (text(HEAD, {"at_s": 1.0, "weather": "fine"}), "line 2"),
         (text(HEAD, {"rate": ["host-a", "up", 1]}), "at_s"),

@@ -19,7 +19,7 @@ from mlfabric.cli.record_command import Recorder, read_trace, record_fabric
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.scheduler_status import StatusReader
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.twin.run import simulate
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace
@@ -43,7 +43,7 @@ def status(
         ],
         models=[
             fabric_pb2.ModelStatus(
-                name="net", server="s", mode="asynchronous", tau_max=4, size_bytes=80, committed=7, dropped=1
+                name="net", server="s", method="asynchronous", tau_max=4, size_bytes=80, committed=7, dropped=1
             )
         ],
         workers=[fabric_pb2.WorkerStatus(name="w", model="net", steps=steps, compute_s=compute_s)],
@@ -146,7 +146,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Trace:
 
 
 def test_a_live_fabric_is_recorded_with_its_model_and_its_links(recorded: Trace):
-    assert (recorded.mode, recorded.model_bytes, recorded.server) == (Mode.ASYNCHRONOUS, 250_000, "host-s")
+    assert (recorded.method, recorded.model_bytes, recorded.server) == (Method.ASYNCHRONOUS, 250_000, "host-s")
     assert recorded.workers == {"w0": "host-0", "w1": "host-1", "w2": "host-2"}
     assert recorded.lines["host-1", Direction.UP].bps == (UP_BPS,)
 

@@ -20,7 +20,7 @@ def test_many_sizes_leave_no_buffer_of_each(job):
                 return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
         model = torch.nn.Linear(4, 1)
-        with mlfabric.register_as_worker(model, mode=mlfabric.Mode.ALL_REDUCE, init=0) as worker:
+        with mlfabric.register_as_worker(model, method=mlfabric.Method.ALL_REDUCE, init=0) as worker:
             worker.all_reduce(torch.ones(1))
             before = resident_bytes()
             for n in range(1, 91):

@@ -19,7 +19,7 @@ BEFORE = {
     "register(model, overlap=1)": "overlap=1; allowed: True or False",
     "register(model, init=True)": "init=True; allowed: 'first', an integer as seed, or the path of a state dict",
     "register(model, rule=sgd)": "(SGD); allowed: a mlfabric.RuleSpec, as in rule=RuleSpec(lr=0.1); an optimizer's",
-    "register(model, mode='synchronus')": "mode='synchronus'; allowed: 'asynchronous', 'synchronous', 'stale-synch",
+    "register(model, method='synchronus')": "method='synchronus'; allowed: 'asynchronous', 'synchronous', 'stale-synch",
     "register(model, momentum_at='here')": "momentum_at='here'; allowed: 'server', 'workers'",
     "register(model, name=3)": "name=3; allowed: a text",
     "mlfabric.RuleSpec(lr='0.1')": "lr='0.1'; allowed: a number; write lr=0.1",
@@ -39,7 +39,7 @@ AFTER = {
     "mlfabric.FabricSampler(sgd, 10, batch_size=2)": "allowed: a registered worker; of a wrapped optimizer it is opt",
     "register(model)": "model_name='model': worker-0 trains a model of this name already; give each a name of",
     "register(model, name='b', rule=rule(lr=0.2))": "'model': rule.lr: 0.2 here, 0.1 at the job's first worker; give",
-    "register(model, name='b', mode='synchronous')": "'model': mode: 'synchronous' here, 'asynchronous' at the job's",
+    "register(model, name='b', method='synchronous')": "'model': method: 'synchronous' here, 'asynchronous' at the",
     "register(model, name='b', overlap=True)": "'model': overlap: on at one, off at the other; give the same",
 }
 CHANGED = {
@@ -70,7 +70,7 @@ def said(text, call):
 
 for text in BEFORE:
     said(text, lambda: eval(text))
-worker = register(model, mode="asynchronous", rule=rule(kind="sgd", lr=0.1, schedule="constant"))
+worker = register(model, method="asynchronous", rule=rule(kind="sgd", lr=0.1, schedule="constant"))
 worker.get()
 for text in AFTER:
     said(text, lambda: eval(text))

@@ -14,11 +14,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits as loss
 STEPS = 40
 distributed.init_process_group("gloo")
 
-def gan(mode):
+def gan(method):
     torch.manual_seed(0)
     generator, critic = torch.nn.Linear(2, 1), torch.nn.Linear(1, 1)
-    make = mlfabric.wrap(torch.optim.SGD(generator.parameters(), 0.1), generator, mode=mode, model_name=f"make {mode}")
-    judge = mlfabric.wrap(torch.optim.SGD(critic.parameters(), 0.1), critic, mode=mode, model_name=f"judge {mode}")
+    makes, judges = (torch.optim.SGD(model.parameters(), 0.1) for model in (generator, critic))
+    make = mlfabric.wrap(makes, generator, method=method, model_name=f"make {method}")
+    judge = mlfabric.wrap(judges, critic, method=method, model_name=f"judge {method}")
     distributed.barrier()  # asynchronous training would begin alone
     ones, zeros = torch.ones(64, 1), torch.zeros(64, 1)
     for _ in range(STEPS):
@@ -34,13 +35,13 @@ def gan(mode):
         worker = optimizer.worker
         tally, version = worker.tally, worker.version.number
         counts = tally.committed, tally.dropped, tally.lost, worker.tau_max
-        print("model", mode, worker.name, version, *counts, generator.bias.item(), sep=",")
+        print("model", method, worker.name, version, *counts, generator.bias.item(), sep=",")
     distributed.barrier()
     make.worker.leave()
     judge.worker.leave()
 
-for mode in ("asynchronous", "synchronous"):
-    gan(mode)
+for method in ("asynchronous", "synchronous"):
+    gan(method)
 """
 
 
@@ -49,9 +50,9 @@ def test_a_gan_trains_two_models_in_each_of_two_processes(job):
     assert code == 0, out
     rows = [line.partition("model,")[2].split(",") for line in out.splitlines() if "model," in line]
     assert len(rows) == 8, out
-    for mode in ("asynchronous", "synchronous"):
-        mine = [row for row in rows if row[0] == mode]
-        assert {row[1] for row in mine} == {f"worker-{i}{more}" for i in range(2) for more in ("", f".judge {mode}")}
+    for method in ("asynchronous", "synchronous"):
+        mine = [row for row in rows if row[0] == method]
+        assert {row[1] for row in mine} == {f"worker-{i}{more}" for i in range(2) for more in ("", f".judge {method}")}
         assert {int(row[3]) + int(row[4]) for row in mine} == {40}, "every update was decided upon"
         assert {row[5] for row in mine} == {"0"}
         assert all(float(row[7]) > 1 for row in mine), "the generator came nearer to its data"

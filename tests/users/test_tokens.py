@@ -101,7 +101,9 @@ def test_nobody_speaks_in_a_members_name_and_nobody_has_a_server_allocate_what_n
             beta2=0.999,
             epsilon=1e-8,
         )
-        model = types_pb2.ModelSpec(name="huge", layout=[wide], rule=rule, mode=types_pb2.MODE_ASYNCHRONOUS, shards=1)
+        model = types_pb2.ModelSpec(
+            name="huge", layout=[wide], rule=rule, method=types_pb2.METHOD_ASYNCHRONOUS, shards=1
+        )
         request = fabric_pb2.RegisterAsWorkerRequest(member=member, model=model, holds_initial=True)
         code, detail = refusal(lambda: stub.RegisterAsWorker(request))
         assert code is grpc.StatusCode.INVALID_ARGUMENT, detail

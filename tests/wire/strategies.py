@@ -18,7 +18,7 @@ from mlfabric.model.specs import (
     DTYPE_BYTES,
     Layout,
     Member,
-    Mode,
+    Method,
     ModelSpec,
     MomentumAt,
     RoundOptions,
@@ -121,7 +121,7 @@ round_options = st.builds(
 
 @st.composite
 def a_spec(draw: st.DrawFn) -> ModelSpec:
-    mode, layout = draw(st.sampled_from(Mode)), draw(layouts | rated_layouts())
+    method, layout = draw(st.sampled_from(Method)), draw(layouts | rated_layouts())
     is_half = any(t.kind is TensorKind.PARAMETER and DTYPE_BYTES[t.dtype] < 4 for t in layout.tensors)
     allowed = set(RuleKind) - {RuleKind.ADAM} if is_half else {RuleKind.ADAM} if layout.rate_groups else set(RuleKind)
     assume(not (is_half and layout.rate_groups))
@@ -129,13 +129,13 @@ def a_spec(draw: st.DrawFn) -> ModelSpec:
         name=draw(name),
         layout=layout,
         rule=draw(rules.filter(lambda rule: rule.kind in allowed)),
-        mode=mode,
-        tau_max=draw(st.none() | st.integers(0, 2**63 - 1)) if mode is Mode.ASYNCHRONOUS else None,
-        slack=draw(u64) if mode is Mode.STALE_SYNCHRONOUS else 0,
+        method=method,
+        tau_max=draw(st.none() | st.integers(0, 2**63 - 1)) if method is Method.ASYNCHRONOUS else None,
+        slack=draw(u64) if method is Method.STALE_SYNCHRONOUS else 0,
         server=draw(text),
         frozen_digest=draw(text),
-        rounds=draw(round_options) if mode in (Mode.PARTIAL, Mode.ELASTIC) else None,
-        workers=draw(u32) if mode in (Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS) else 0,
+        rounds=draw(round_options) if method in (Method.PARTIAL, Method.ELASTIC) else None,
+        workers=draw(u32) if method in (Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS) else 0,
     )
 
 

@@ -252,7 +252,7 @@ def damaged_spec(damage: Callable[[types_pb2.ModelSpec], object]) -> types_pb2.M
     [
         (lambda m: setattr(m.layout[0], "dtype", "int7"), "dtype 'int7'"),
         (lambda m: setattr(m.rule, "lr", -1), "lr=-1.0"),
-        (lambda m: m.ClearField("mode"), "ModelSpec.mode=0"),
+        (lambda m: m.ClearField("method"), "ModelSpec.method=0"),
         (lambda m: m.ClearField("layout"), "at least one tensor"),
         (lambda m: setattr(m, "tau_max", -1), "tau_max=-1"),
         (lambda m: setattr(m, "div_max", 0.5), "div_max"),

@@ -174,7 +174,7 @@ def test_with_overlap_an_update_by_name_waits_for_the_push_of_a_backward(running
 
 
 def test_reducing_workers_have_no_server_to_push_to(running: Fabric) -> None:
-    worker = running.worker(counts(), mode=mlfabric.Mode.ALL_REDUCE)
+    worker = running.worker(counts(), method=mlfabric.Method.ALL_REDUCE)
     for call in (lambda: worker.push(update=ones()), lambda: worker.get(into=ones())):
         with pytest.raises(UsageError, match="no server"):
             call()

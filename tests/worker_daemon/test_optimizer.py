@@ -130,7 +130,7 @@ def stepped(model: ParameterDict) -> torch.optim.Optimizer:
         (lambda m: ADAM(m.parameters(), maximize=True), None, "maximize=True; allowed: False"),
         (lambda m: ADAM(two_groups(m, betas=(0.5, 0.9))), None, "groups differ in betas"),
         (lambda m: SGD([m["a"], m["b"]], lr=0.1), None, "the optimizer does not hold c; freeze them"),
-        (lambda m: ADAGRAD(m.parameters()), None, r"cannot take over Adagrad; allowed.*SGD.*Mode\.ALL_REDUCE"),
+        (lambda m: ADAGRAD(m.parameters()), None, r"cannot take over Adagrad; allowed.*SGD.*Method\.ALL_REDUCE"),
         (
             lambda m: SGD(m.parameters(), momentum=0.9, nesterov=True),
             AT_SERVER,

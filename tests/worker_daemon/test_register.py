@@ -117,7 +117,7 @@ def test_the_environment_says_how_many_begin_together_unless_the_script_does(
     monkeypatch.setenv("MLFABRIC_WORKERS", "4")
     with fabric() as running:
         monkeypatch.setenv("MLFABRIC_SCHEDULER", running.scheduler.address)
-        with mlfabric.register_as_worker(small_model(), mode=mlfabric.Mode.SYNCHRONOUS, workers=given):
+        with mlfabric.register_as_worker(small_model(), method=mlfabric.Method.SYNCHRONOUS, workers=given):
             assert running.scheduler.state.models["model"].pushes.spec.workers == number
 
 

@@ -1,4 +1,4 @@
-"""What ``wrap`` refuses before it joins: options that the mode does not have, optimizers that cannot be used."""
+"""What ``wrap`` refuses before it joins: options that the method does not have, optimizers that cannot be used."""
 
 from __future__ import annotations
 
@@ -18,28 +18,34 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "story"),
     [
-        ({"mode": "elastic", "quorum": "solo"}, "quorum='solo' in mode elastic; allowed: in mode partial only"),
-        ({"mode": "partial", "at_least": 0.5}, "at_least=0.5 in mode partial; allowed: in mode elastic only"),
-        ({"full_every": 4}, "full_every=4 in mode asynchronous; allowed: in mode partial only"),
-        ({"mode": "partial", "tau_max": 3}, "tau_max=3 in mode partial; allowed: in modes elastic and asynchronous"),
-        ({"mode": "elastic", "overlap": True}, "overlap=True in mode elastic, which has no server"),
-        ({"mode": "elastic", "servers": 2}, "servers=2 in mode elastic, which has no server"),
-        ({"mode": "elastic", "slack": 2}, "slack=2 in mode elastic, which has no server"),
-        ({"mode": "all-reduce", "momentum_at": "server"}, "momentum_at='server' in mode all-reduce"),
-        ({"mode": "elastic", "at_least": 2.0}, "at_least=2.0; allowed: above 0, at most 1"),
+        (
+            {"method": "elastic", "quorum": "solo"},
+            "quorum='solo' with method elastic; allowed: with partial only",
+        ),
+        ({"method": "partial", "at_least": 0.5}, "at_least=0.5 with method partial; allowed: with elastic only"),
+        ({"full_every": 4}, "full_every=4 with method asynchronous; allowed: with partial only"),
+        (
+            {"method": "partial", "tau_max": 3},
+            "tau_max=3 with method partial; allowed: with elastic and asynchronous",
+        ),
+        ({"method": "elastic", "overlap": True}, "overlap=True with method elastic, which has no server"),
+        ({"method": "elastic", "servers": 2}, "servers=2 with method elastic, which has no server"),
+        ({"method": "elastic", "slack": 2}, "slack=2 with method elastic, which has no server"),
+        ({"method": "all-reduce", "momentum_at": "server"}, "momentum_at='server' with method all-reduce"),
+        ({"method": "elastic", "at_least": 2.0}, "at_least=2.0; allowed: above 0, at most 1"),
     ],
 )
-def test_an_option_that_the_mode_does_not_have_is_refused(options: dict[str, Any], story: str) -> None:
+def test_an_option_that_the_method_does_not_have_is_refused(options: dict[str, Any], story: str) -> None:
     with pytest.raises(mlfabric.FabricError, match=story):
         wrapped(**options)
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
     with pytest.raises(mlfabric.UsageError, match="LBFGS, whose step needs a closure"):
-        wrapped(torch.optim.LBFGS, mode="elastic")
+        wrapped(torch.optim.LBFGS, method="elastic")
 
 
-@pytest.mark.parametrize("mode", ["elastic", "partial"])
-def test_these_modes_are_wrapped_and_not_registered(mode: str) -> None:
-    with pytest.raises(mlfabric.UsageError, match=f"register_as_worker in mode {mode}; allowed: .*wrap"):
-        mlfabric.register_as_worker(torch.nn.Linear(2, 1), mode=mode)
+@pytest.mark.parametrize("method", ["elastic", "partial"])
+def test_these_methods_are_wrapped_and_not_registered(method: str) -> None:
+    with pytest.raises(mlfabric.UsageError, match=f"register_as_worker with method {method}; allowed: .*wrap"):
+        mlfabric.register_as_worker(torch.nn.Linear(2, 1), method=method)

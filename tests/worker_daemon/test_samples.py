@@ -10,7 +10,7 @@ import torch
 
 from mlfabric.errors import UsageError
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     DrawAnswer,
@@ -181,7 +181,7 @@ def test_a_loader_that_gives_more_than_was_drawn_is_refused(worker: Worker) -> N
 
 def test_an_all_reduce_job_has_no_sampler(model: dict[str, torch.Tensor], daemon: ScriptedDaemon) -> None:
     with (
-        Worker("a", daemon, model, ModelTensors(model), Mode.ALL_REDUCE) as worker,
+        Worker("a", daemon, model, ModelTensors(model), Method.ALL_REDUCE) as worker,
         pytest.raises(UsageError, match="all_reduce"),
     ):
         sampler(worker)

@@ -10,7 +10,7 @@ import torch
 
 import mlfabric
 from mlfabric.errors import ConfigError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import MomentumAt, RuleKind, RuleSpec
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.optimizer_steps import steps_of
@@ -105,31 +105,31 @@ def test_an_update_that_is_not_finite_leaves_the_velocity_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("rule", "asked", "mode", "found"),
+    ("rule", "asked", "method", "found"),
     [
-        (RuleSpec(momentum=0.9), None, Mode.ASYNCHRONOUS, MomentumAt.WORKERS),
-        (RuleSpec(momentum=0.9), None, Mode.SYNCHRONOUS, MomentumAt.SERVER),
-        (RuleSpec(momentum=0.9), MomentumAt.SERVER, Mode.ASYNCHRONOUS, MomentumAt.SERVER),
-        (RuleSpec(momentum=0.9, momentum_at=MomentumAt.SERVER), None, Mode.ASYNCHRONOUS, MomentumAt.SERVER),
+        (RuleSpec(momentum=0.9), None, Method.ASYNCHRONOUS, MomentumAt.WORKERS),
+        (RuleSpec(momentum=0.9), None, Method.SYNCHRONOUS, MomentumAt.SERVER),
+        (RuleSpec(momentum=0.9), MomentumAt.SERVER, Method.ASYNCHRONOUS, MomentumAt.SERVER),
+        (RuleSpec(momentum=0.9, momentum_at=MomentumAt.SERVER), None, Method.ASYNCHRONOUS, MomentumAt.SERVER),
         (
             RuleSpec(momentum=0.9, momentum_at=MomentumAt.SERVER),
             MomentumAt.WORKERS,
-            Mode.ASYNCHRONOUS,
+            Method.ASYNCHRONOUS,
             MomentumAt.WORKERS,
         ),
-        (RuleSpec(), None, Mode.ASYNCHRONOUS, None),
-        (RuleSpec(kind=RuleKind.ADAM), None, Mode.ASYNCHRONOUS, None),
+        (RuleSpec(), None, Method.ASYNCHRONOUS, None),
+        (RuleSpec(kind=RuleKind.ADAM), None, Method.ASYNCHRONOUS, None),
     ],
 )
-def test_momentum_is_where_it_is_asked_for_else_where_the_mode_wants_it(
-    rule: RuleSpec, asked: MomentumAt | None, mode: Mode, found: MomentumAt | None
+def test_momentum_is_where_it_is_asked_for_else_where_the_method_wants_it(
+    rule: RuleSpec, asked: MomentumAt | None, method: Method, found: MomentumAt | None
 ) -> None:
-    assert _placed(rule, asked, mode).momentum_at is found
+    assert _placed(rule, asked, method).momentum_at is found
 
 
 def test_momentum_of_a_rule_that_has_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"adam: momentum_at=.* has no part in it"):
-        _placed(RuleSpec(kind=RuleKind.ADAM), MomentumAt.WORKERS, Mode.ASYNCHRONOUS)
+        _placed(RuleSpec(kind=RuleKind.ADAM), MomentumAt.WORKERS, Method.ASYNCHRONOUS)
 
 
 @pytest.mark.parametrize("where", MomentumAt)

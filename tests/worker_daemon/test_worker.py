@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mlfabric.errors import FabricClosedError, UsageError
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -202,7 +202,7 @@ def test_a_reduction_that_is_begun_waits_for_the_first_one_when_there_are_many(m
 
     monkeypatch.setattr("mlfabric.worker_daemon.worker.MOST_REDUCING", 2)
     monkeypatch.setattr("mlfabric.worker_daemon.worker.futures.wait", wait)
-    with Worker("w", slow, model, tensors, mode=Mode.ALL_REDUCE) as worker:
+    with Worker("w", slow, model, tensors, method=Method.ALL_REDUCE) as worker:
         for _ in range(3):
             worker.all_reduce_async(torch.ones(1))
     assert waited_for == slow.reducing[:1]

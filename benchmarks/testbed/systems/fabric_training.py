@@ -26,7 +26,7 @@ from benchmarks.testbed.systems.fabric_members import (
 )
 from benchmarks.testbed.systems.steps import Compute, compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.protocol import Committed
 
 __all__ = ["Pushing", "Summing", "train", "train_by_all_reduce", "train_by_pushing"]
@@ -159,7 +159,7 @@ def train_by_all_reduce(
         ForwardingFile() as came,
         mlfabric.register_as_worker(
             {"weights": torch.nn.Parameter(torch.from_numpy(values.copy()))},
-            mode=Mode.ALL_REDUCE,
+            method=Method.ALL_REDUCE,
             settings=settings_of(place),
         ) as member,
     ):

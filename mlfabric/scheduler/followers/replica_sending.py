@@ -8,7 +8,7 @@ from enum import Enum
 
 from mlfabric.model.divergence import Limit, Units
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.network import Profile
 from mlfabric.planning import paced_rate
@@ -170,7 +170,7 @@ class ReplicaSending:
             term=self.term,
             update=update,
             lrs=lrs,
-            share=1 / len(entry.members) if self._pushes.spec.mode is Mode.SYNCHRONOUS else 1.0,
+            share=1 / len(entry.members) if self._pushes.spec.method is Method.SYNCHRONOUS else 1.0,
             begins=since < entry.began,
             reason="it is sent to the replica later",
         )

@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from mlfabric.model.samples import Samples
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.protocol import Commit, Committed, ModelVersion, UpdateId, UpdateKind
 from mlfabric.scheduler.records import PlannedUpdate
@@ -51,7 +51,7 @@ def foretold(
         told: what the primary has told of.
         version: that the replica has applied, as far as is known.
     """
-    together, rule, number = pushes.spec.mode is Mode.SYNCHRONOUS, pushes.spec.rule, version.number
+    together, rule, number = pushes.spec.method is Method.SYNCHRONOUS, pushes.spec.rule, version.number
     places = (*_known(pushes, held, told, number), *_planned(pushes, held))
     last, bound = max((c.version.number for c in told.values()), default=number), 0 if together else pushes.tau_max
     for place in sorted(places, key=lambda place: (place.computed_from, place.rank)):
@@ -92,7 +92,7 @@ def _known(pushes: Pushes, held: Set[UpdateId], told: Mapping[UpdateId, Commit],
 
 def _planned(pushes: Pushes, held: Set[UpdateId]) -> Iterator[_Place]:
     """Give what is planned and not settled as far as is known here, in the order of the plan."""
-    has_rates = pushes.spec.mode is not Mode.SYNCHRONOUS and pushes.spec.rule.kind is not RuleKind.ADAM
+    has_rates = pushes.spec.method is not Method.SYNCHRONOUS and pushes.spec.rule.kind is not RuleKind.ADAM
     for _, planned in groupby(pushes.planned.values(), key=lambda planned: planned.seq):
         place = list(planned)
         if _is_there(pushes, place, held) and not any(_is_rolled_back(pushes, planned) for planned in place):

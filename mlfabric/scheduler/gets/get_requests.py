@@ -118,7 +118,7 @@ class Gets(GetTable):
         return ahead
 
     def held_back(self, worker: str) -> list[str]:
-        """Say why the mode holds gets of a worker back."""
+        """Say why the method holds gets of a worker back."""
         standing = self._pushes.standing()
         own = [waiting.request for get, waiting in self.waiting.items() if get.worker == worker]
         return [why for request in own if (why := self._pushes.policy.holds_back(request, standing))]

@@ -166,8 +166,8 @@ class Admission:
     def held_refusal(self, server: str, held: ModelSpec) -> tuple[RefuseReason, str] | None:
         """Say why a server cannot hold a model that it says it holds; None if it can."""
         if not held.has_server:
-            detail = f"model {held.name!r} held by a server with mode {held.mode.value}"
-            return RefuseReason.OUT_OF_RANGE, f"{detail}, which has none; allowed: any other mode"
+            detail = f"model {held.name!r} held by a server with method {held.method.value}"
+            return RefuseReason.OUT_OF_RANGE, f"{detail}, which has none; allowed: any other method"
         if held.name in self._models.reductions:
             return RefuseReason.NAME_TAKEN, f"model {held.name!r} is reduced among workers; give it another name"
         model = self._models.held.get(held.name)

@@ -13,7 +13,7 @@ __all__ = ["difference", "malformed"]
 
 LONGEST_NAME = 200
 _UNSET = {"tau_max": None, "server": "", "workers": 0}
-_OPTIONS = ("mode", "tau_max", "slack", "server", "workers", "shards", "shard")
+_OPTIONS = ("method", "tau_max", "slack", "server", "workers", "shards", "shard")
 _NAMES = {"shards": "servers"}
 
 

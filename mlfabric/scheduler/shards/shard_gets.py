@@ -1,8 +1,8 @@
 """The gets of a model that is cut: all parts of one are served at one version, or none is. Pure.
 
 A get waits until its worker has asked for every part of it, its update (if any) is settled at all of them or was lost,
-and the mode does not hold it back; then all parts are served in one go, between two units, at the version that all have
-made. A worker whose get broke asks for every part again.
+and the method does not hold it back; then all parts are served in one go, between two units, at the version that all
+have made. A worker whose get broke asks for every part again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ShardGets(ShardLevels):
     # What follows
 
     def held_back(self, worker: str) -> list[str]:
-        """Say why the mode holds gets of a worker back."""
+        """Say why the method holds gets of a worker back."""
         waiting = [g for g, known in self.gets.items() if g.worker == worker and not known.is_served]
         return [why for get in waiting if (why := self.holds_back(self.gets[get]))]
 
@@ -119,13 +119,13 @@ class ShardGets(ShardLevels):
         return any(push in self.open and push not in self._lost and self._is_asked(push) for push in after)
 
     def holds_back(self, known: OpenGet) -> str:
-        """Say why the mode holds a get back: by the first part, as the clocks of all parts never move at once."""
+        """Say why the method holds a get back: by the first part, as the clocks of all parts never move at once."""
         if (request := known.asked.get(0)) is None:
             return ""
         return self.tables[0].policy.holds_back(request, self._standing(0))
 
     def _standing(self, shard: int) -> Standing:
-        """Return what the mode decides by; an iteration is what has been fixed for all parts."""
+        """Return what the method decides by; an iteration is what has been fixed for all parts."""
         under_way = {part_of(push, shard, self.count) for push in self.roster}
         standing = self.parts[shard].pushes.standing()
         return replace(standing, is_under_way=bool(under_way), under_way=under_way)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.protocol import (
     Committed,
     Dropped,
@@ -143,7 +143,7 @@ class ShardTable:
     @property
     def is_synchronous(self) -> bool:
         """Whether an iteration makes a version."""
-        return self.spec.mode is Mode.SYNCHRONOUS
+        return self.spec.method is Method.SYNCHRONOUS
 
     def _parts_of(self, push: UpdateId) -> Iterator[tuple[int, Pushes, UpdateId]]:
         for shard in range(self.count):

@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple
 
-from mlfabric.model.specs import Mode
+from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind, Schedule
 from mlfabric.planning import is_planner_loaded
 from mlfabric.protocol import Dropped, DropReason, Instruction, PushRequested, UpdateId, UpdateKind
@@ -63,7 +63,7 @@ class Sequencing(Arranging):
         In an iteration, which has no order, everything does.
         """
         planned = self._sequence()
-        if self.spec.mode is Mode.SYNCHRONOUS:
+        if self.spec.method is Method.SYNCHRONOUS:
             return Split(planned, [], [], [])
         behind, too_late = self._behind(planned, now_ns, coming) if self._can_sum else ([], [])
         put_off = {one.request.update for transfer in (*behind, *too_late) for one in transfer}

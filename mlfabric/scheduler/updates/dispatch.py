@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from mlfabric.model.specs import Member, Mode, RuleKind
+from mlfabric.model.specs import Member, Method, RuleKind
 from mlfabric.model.stepping import Coefficients, member_coefficients
 from mlfabric.network import Path, Profile
 from mlfabric.planning import Commit, Group, Plan, Shape, Transfer, paced_rate
@@ -119,7 +119,7 @@ class Arranging(PushEnds):
     @property
     def _steps_once(self) -> bool:
         """Whether a sum makes one step: it is then plain, however many updates are in it."""
-        return self.spec.mode is Mode.SYNCHRONOUS or self.spec.rule.kind is RuleKind.ADAM
+        return self.spec.method is Method.SYNCHRONOUS or self.spec.rule.kind is RuleKind.ADAM
 
     @property
     def _images(self) -> int:

@@ -4,7 +4,7 @@ An update is *waiting* (no plan holds it), *planned* (both ends were told), or *
 let go of stays planned until the server has answered, so that nothing that is on its way there can bring it back. That
 holds for a sum and all of its members alike: until then none of them is planned anew, and then each by itself.
 
-In synchronous mode all transfers of one iteration share a ``seq`` and make one version. Those that were given up are
+In synchronous training all transfers of an iteration share a ``seq`` and make one version. Those that were given up are
 *owed* as long as their workers can send them again: the server waits for them.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from mlfabric.methods import Clocks, policy_of
 from mlfabric.methods.policy import WaitingUpdate
-from mlfabric.model.specs import Mode, ModelSpec
+from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.planning import paced_rate
 from mlfabric.protocol import (
     CancelSum,
@@ -85,7 +85,7 @@ class PushTable:
     ``server_epoch`` is the one under which the model is served, ``shown_epoch`` the last one that its server knew of
     when it came, ``began`` is the path to the present one (``protocol/lineage.py``), and ``lost`` counts the updates
     that were committed in versions that are not on it.
-    ``policy`` decides what depends on the mode; ``clocks`` are those of the workers that are waited for.
+    ``policy`` decides what depends on the method; ``clocks`` are those of the workers that are waited for.
     """
 
     def __init__(self, context: Context, spec: ModelSpec, server: str) -> None:
@@ -195,7 +195,7 @@ class PushTable:
         for before, planned in pairwise(self.planned.values()):
             fits = before.seq < planned.seq
             if before.seq == planned.seq:
-                fits = self.spec.mode is Mode.SYNCHRONOUS or planned.transfer == before.transfer
+                fits = self.spec.method is Method.SYNCHRONOUS or planned.transfer == before.transfer
             seqs = self.planned.values()
             assert fits, f"{self.spec.name}: planned is not in the order of seq: {[p.seq for p in seqs]}"
 
@@ -404,7 +404,7 @@ class PushTable:
 
     def _place_of_plan(self, groups: int) -> int | None:
         """Return the ``seq`` that all of a new plan's transfers share, None if each has its own."""
-        if self.spec.mode is not Mode.SYNCHRONOUS:
+        if self.spec.method is not Method.SYNCHRONOUS:
             return None
         if self.iteration is None:
             self.iteration = Iteration(self._next_seq(), groups)

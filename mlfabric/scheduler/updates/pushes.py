@@ -18,7 +18,7 @@ from mlfabric.methods import Standing
 from mlfabric.methods.policy import WaitingUpdate
 from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.divergence import RuleState, as_norm, step_bound
-from mlfabric.model.specs import Member, Mode, Role, TensorKind
+from mlfabric.model.specs import Member, Method, Role, TensorKind
 from mlfabric.model.update_rules import RuleKind
 from mlfabric.network import Profile
 from mlfabric.planning import Aggregator, Batch, Candidate, FabricState, PlannerConfig, is_planner_loaded, plan
@@ -152,7 +152,7 @@ class Pushes(Sequencing):
         return self._planned_with[1]
 
     def standing(self) -> Standing:
-        """Return what the mode decides by."""
+        """Return what the method decides by."""
         gradient = UpdateKind.GRADIENT
         return Standing(
             version=self.version,
@@ -292,7 +292,7 @@ class Pushes(Sequencing):
             self._context.network,
             FabricState(
                 now_ns=now_ns,
-                v_init=self.version.number + (0 if self.spec.mode is Mode.SYNCHRONOUS else len(frozen)),
+                v_init=self.version.number + (0 if self.spec.method is Method.SYNCHRONOUS else len(frozen)),
                 server=self._context.host(self.server),
                 aggregators=tuple(aggregator for _, aggregator in helpers.values()),
                 replica=follower.for_planner() if follower is not None else None,

@@ -1,4 +1,4 @@
-"""Whether the modes keep their promises: synchronous workers against one process, asynchronous ones against the bound.
+"""Whether methods keep their promises: synchronous workers against one process, asynchronous ones against the bound.
 
 *Synchronous*: 3 and 4 workers train 20 steps in float64, each on its share of every batch, with momentum and weight
 decay, on one server and on three, with and without sums on the way (the servers' incoming links are slow then, so that
@@ -121,7 +121,7 @@ def _train_synchronously(place: Place, servers: int) -> Weights:
     optimizer = mlfabric.wrap(
         torch.optim.SGD(net.parameters(), lr=RULE.lr, momentum=RULE.momentum, weight_decay=RULE.weight_decay),
         net,
-        mode=mlfabric.Mode.SYNCHRONOUS,
+        method=mlfabric.Method.SYNCHRONOUS,
         servers=servers,
         settings=place.settings,
     )

@@ -1,4 +1,4 @@
-"""Consistency modes through a whole fabric: iterations of all workers, and workers that stay near one another."""
+"""Consistency methods through a whole fabric: iterations of all workers, and workers that stay near one another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mlfabric
-from mlfabric import Committed, DropReason, Mode, MomentumAt, RuleSpec
+from mlfabric import Committed, DropReason, Method, MomentumAt, RuleSpec
 from mlfabric.channels import TcpOptions
 from tests.fabric.harness import Fabric, dropped, fabric, gradients, small_model, wait_until
 from tests.fabric.programs import Program
@@ -65,7 +65,7 @@ def test_synchronous_workers_end_where_one_process_with_all_their_data_does(
 ) -> None:
     rule = RuleSpec(lr=0.1, momentum=0.9, momentum_at=kept, weight_decay=0.01)
     models = [small_model().double() for _ in range(workers)]
-    joined = [running.worker(m, f"w{i}", rule=rule, mode=Mode.SYNCHRONOUS) for i, m in enumerate(models)]
+    joined = [running.worker(m, f"w{i}", rule=rule, method=Method.SYNCHRONOUS) for i, m in enumerate(models)]
 
     def train(part: int) -> None:
         for step in range(STEPS):
@@ -86,8 +86,8 @@ def test_an_iteration_goes_on_without_a_worker_that_dies_in_it_and_waits_for_it_
     with Fabric(silence_s=0.5) as running:
         running.server()
         models = [small_model().double() for _ in range(2)]
-        joined = [running.worker(m, f"w{i}", mode=Mode.SYNCHRONOUS) for i, m in enumerate(models)]
-        victim = running.raw_worker(models[0], mode=Mode.SYNCHRONOUS)
+        joined = [running.worker(m, f"w{i}", method=Method.SYNCHRONOUS) for i, m in enumerate(models)]
+        victim = running.raw_worker(models[0], method=Method.SYNCHRONOUS)
         start = copy.deepcopy(models[0])
         for part, worker in enumerate(joined):
             worker.get()
@@ -110,9 +110,9 @@ def test_an_iteration_goes_on_without_a_worker_that_dies_in_it_and_waits_for_it_
 
 
 def test_a_worker_that_joins_later_takes_part_from_the_next_iteration(running: Fabric) -> None:
-    first = running.worker(small_model(), "w0", mode=Mode.SYNCHRONOUS)
+    first = running.worker(small_model(), "w0", method=Method.SYNCHRONOUS)
     exchange(first, 0).result(10)
-    second = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
+    second = running.worker(small_model(), "w1", method=Method.SYNCHRONOUS)
     assert second.get().number == 1
     handle = exchange(first, 1)
     assert "waiting for the other workers" in wait_until(lambda: doing(running, "w0", "waiting"), "w0 waits")
@@ -120,27 +120,29 @@ def test_a_worker_that_joins_later_takes_part_from_the_next_iteration(running: F
     assert exchange(second, 1).result(10) == handle.result(10) == Committed(version=running.version(1, 2), tau=0)
 
 
-@pytest.mark.parametrize("mode", [Mode.SYNCHRONOUS, Mode.STALE_SYNCHRONOUS])
-def test_the_first_worker_does_not_begin_alone_if_the_job_says_how_many_there_are(running: Fabric, mode: Mode) -> None:
-    first = running.worker(small_model(), "w0", mode=mode, workers=2)
+@pytest.mark.parametrize("method", [Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS])
+def test_the_first_worker_does_not_begin_alone_if_the_job_says_how_many_there_are(
+    running: Fabric, method: Method
+) -> None:
+    first = running.worker(small_model(), "w0", method=method, workers=2)
     handle = exchange(first, 0)
     assert wait_until(lambda: doing(running, "w0", "waiting"), "w0 waits").startswith("waiting for 1 of 2 workers")
     assert not handle.done()
-    second = running.worker(small_model(), "w1", mode=mode, workers=2)
+    second = running.worker(small_model(), "w1", method=method, workers=2)
     second.get()
     gradients(second._model, 1)
     committed = {second.push().result(10).version.number, handle.result(10).version.number}
-    assert committed == ({1} if mode is Mode.SYNCHRONOUS else {1, 2})
+    assert committed == ({1} if method is Method.SYNCHRONOUS else {1, 2})
 
 
 def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(running: Fabric) -> None:
-    worker = running.worker(small_model(), "w0", mode=Mode.SYNCHRONOUS)
+    worker = running.worker(small_model(), "w0", method=Method.SYNCHRONOUS)
     worker.get()
-    late = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
+    late = running.worker(small_model(), "w1", method=Method.SYNCHRONOUS)
     late.get()
     late.leave()
     exchange(worker, 0).result(10)
-    late = running.worker(small_model(), "w1", mode=Mode.SYNCHRONOUS)
+    late = running.worker(small_model(), "w1", method=Method.SYNCHRONOUS)
     late.version = running.version(1, 0)
     gradients(late._model, 0)
     outcome = dropped(late.push(), DropReason.DEADLINE_PAST)
@@ -153,7 +155,9 @@ def test_an_update_of_an_old_version_is_dropped_in_words_and_its_worker_goes_on(
 def test_stale_synchronous_workers_are_never_further_apart_than_the_slack(running: Fabric, slack: int) -> None:
     """A worker that begins an iteration has a model that contains what the slack asks of all the others."""
     workers, iterations = 3, 12
-    joined = [running.worker(small_model(), f"w{i}", mode=Mode.STALE_SYNCHRONOUS, slack=slack) for i in range(workers)]
+    joined = [
+        running.worker(small_model(), f"w{i}", method=Method.STALE_SYNCHRONOUS, slack=slack) for i in range(workers)
+    ]
     for worker in joined:
         worker.get()
     ahead: list[int] = []
@@ -179,7 +183,7 @@ def test_stale_synchronous_workers_are_never_further_apart_than_the_slack(runnin
 
 def test_who_is_too_far_ahead_waits_until_the_slowest_has_come_closer(running: Fabric) -> None:
     fast, slow = (
-        running.worker(small_model(), name, mode=Mode.STALE_SYNCHRONOUS, slack=1) for name in ("fast", "slow")
+        running.worker(small_model(), name, method=Method.STALE_SYNCHRONOUS, slack=1) for name in ("fast", "slow")
     )
     slow.get()
     for seed in range(2):
@@ -190,14 +194,16 @@ def test_who_is_too_far_ahead_waits_until_the_slowest_has_come_closer(running: F
     assert fast.get().number == 3
 
 
-def test_options_of_modes_are_checked_before_anything_is_sent(running: Fabric) -> None:
-    with pytest.raises(mlfabric.ConfigError, match="slack=1 with mode synchronous; allowed: 0, or more if stale"):
-        running.worker(small_model(), mode=Mode.SYNCHRONOUS, slack=1)
-    with pytest.raises(mlfabric.ConfigError, match="tau_max=3 with mode synchronous; allowed: with asynchronous only"):
-        running.worker(small_model(), mode=Mode.SYNCHRONOUS, tau_max=3)
-    running.worker(small_model(), "w0", mode=Mode.STALE_SYNCHRONOUS, slack=2)
+def test_options_of_methods_are_checked_before_anything_is_sent(running: Fabric) -> None:
+    with pytest.raises(mlfabric.ConfigError, match="slack=1 with method synchronous; allowed: 0, or more if stale"):
+        running.worker(small_model(), method=Method.SYNCHRONOUS, slack=1)
+    with pytest.raises(
+        mlfabric.ConfigError, match="tau_max=3 with method synchronous; allowed: with asynchronous only"
+    ):
+        running.worker(small_model(), method=Method.SYNCHRONOUS, tau_max=3)
+    running.worker(small_model(), "w0", method=Method.STALE_SYNCHRONOUS, slack=2)
     with pytest.raises(mlfabric.RefusedError, match="slack: 1 here, 2 at"):
-        running.worker(small_model(), "w1", mode=Mode.STALE_SYNCHRONOUS, slack=1)
+        running.worker(small_model(), "w1", method=Method.STALE_SYNCHRONOUS, slack=1)
 
 
 def test_no_update_is_applied_with_a_delay_above_the_bound_however_slow_some_workers_are(tmp_path: Path) -> None:
@@ -230,7 +236,7 @@ def test_a_scheduler_that_begins_anew_changes_no_iteration() -> None:
     workers, rule = 3, RuleSpec(lr=0.1, momentum=0.9)
     with fabric() as running:
         models = [small_model().double() for _ in range(workers)]
-        joined = [running.worker(m, f"w{i}", rule=rule, mode=Mode.SYNCHRONOUS) for i, m in enumerate(models)]
+        joined = [running.worker(m, f"w{i}", rule=rule, method=Method.SYNCHRONOUS) for i, m in enumerate(models)]
         half, over = threading.Barrier(workers + 1), threading.Event()
 
         def train(part: int) -> None:
@@ -256,7 +262,7 @@ def test_a_scheduler_that_begins_anew_changes_no_iteration() -> None:
 VICTIM = """
 import torch, mlfabric
 model = {"w": torch.nn.Parameter(torch.zeros(100_000))}
-worker = mlfabric.register_as_worker(model, mode=mlfabric.Mode.SYNCHRONOUS, rule=mlfabric.RuleSpec(lr=1.0))
+worker = mlfabric.register_as_worker(model, method=mlfabric.Method.SYNCHRONOUS, rule=mlfabric.RuleSpec(lr=1.0))
 worker.get()
 model["w"].grad = torch.full((100_000,), 90.0)
 worker.push().result()
@@ -267,7 +273,7 @@ def test_nothing_of_a_process_that_is_killed_while_it_sends_is_applied() -> None
     with Fabric(silence_s=0.5) as running:
         running.server()
         models = [{"w": torch.nn.Parameter(torch.zeros(100_000))} for _ in range(2)]
-        options = {"mode": Mode.SYNCHRONOUS, "rule": RuleSpec(lr=1.0)}
+        options = {"method": Method.SYNCHRONOUS, "rule": RuleSpec(lr=1.0)}
         joined = [running.worker(model, f"w{part}", **options) for part, model in enumerate(models)]
         surroundings = {"SCHEDULER": running.scheduler.address, "NAME": "victim", "HOST": "far", "UP": "1M"}
         with Program("-c", VICTIM, **{f"MLFABRIC_{name}": value for name, value in surroundings.items()}) as victim:
