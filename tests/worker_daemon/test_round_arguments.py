@@ -22,7 +22,6 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"mode": "partial", "at_least": 0.5}, "at_least=0.5 in mode partial; allowed: in mode elastic only"),
         ({"full_every": 4}, "full_every=4 in mode asynchronous; allowed: in mode partial only"),
         ({"mode": "partial", "tau_max": 3}, "tau_max=3 in mode partial; allowed: in modes elastic and asynchronous"),
-        ({"mode": "elastic", "overlap": True}, "overlap=True in mode elastic, which has no server"),
         ({"mode": "elastic", "servers": 2}, "servers=2 in mode elastic, which has no server"),
         ({"mode": "elastic", "slack": 2}, "slack=2 in mode elastic, which has no server"),
         ({"mode": "all-reduce", "momentum_at": "server"}, "momentum_at='server' in mode all-reduce"),
