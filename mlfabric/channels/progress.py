@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Filling", "Progress"]
+__all__ = ["Filling", "FillingPart", "Progress"]
 
 
 class Progress:
@@ -102,3 +102,28 @@ class Filling(Protocol):
     @property
     def progress(self) -> Progress:
         """How much of it is ready."""
+
+
+class FillingPart:
+    """A range of a buffer that is being filled, as a buffer of its own.
+
+    Args:
+        whole: that is being filled.
+        start, end: the first byte of the range, and the byte after the last.
+    """
+
+    def __init__(self, whole: Filling, start: int, end: int) -> None:
+        self.payload = whole.payload[start:end]
+        self.progress = Progress(end - start)
+        self._whole, self._start = whole.progress, start
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Be as ready as the whole buffer is until the block ends."""
+        with self._whole.listening(self._look):
+            self._look()
+            yield
+
+    def _look(self) -> None:
+        ready_bytes = self._whole.ready_bytes - self._start
+        self.progress.advance(max(0, min(self.progress.size_bytes, ready_bytes)))

@@ -22,6 +22,8 @@ MANY_ROWS = 16
 """Rounds of so many take many callbacks: with longer steps there are as many faults in a storm as with few."""
 STEPS = 0.5
 """In this share of the runs workers apply rounds by themselves; in the others they call AllReduce."""
+OVERLAP = 0.5
+"""In this share of those, gradients are offered while backward makes them."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -39,6 +41,7 @@ class Run:
         events: a storm is over after so many callbacks of the event loop, or when its time is.
         method: how rounds are made.
         rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
+        overlap: in such rounds gradients are offered while backward makes them.
     """
 
     seed: int
@@ -49,6 +52,7 @@ class Run:
     events: int
     method: Method
     rounds: RoundOptions | None
+    overlap: bool
 
 
 def drawn(seed: int, events: int) -> Run:
@@ -57,9 +61,10 @@ def drawn(seed: int, events: int) -> Run:
     rows = draw.choice(ROWS)
     least_s = draw.choice((0.02, 0.1)) if rows < MANY_ROWS else 0.2
     workers, longest_s, gap_s = draw.randint(2, 5), draw.choice((1.5, 5.0)) * least_s, draw.choice((0.3, 0.8, 2.0))
-    method, rounds = Method.ALL_REDUCE, None
+    method, rounds, overlap = Method.ALL_REDUCE, None, False
     if draw.random() < STEPS:
         method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
+        overlap = draw.random() < OVERLAP
     return Run(
         seed=seed,
         workers=workers,
@@ -69,6 +74,7 @@ def drawn(seed: int, events: int) -> Run:
         events=events,
         method=method,
         rounds=rounds,
+        overlap=overlap,
     )
 
 
@@ -84,7 +90,14 @@ def _options(draw: random.Random) -> RoundOptions:
 def _job_of(run: Run) -> AllReduceJob | StepJob:
     if run.rounds is None:
         return AllReduceJob(rows=run.rows, compute_s=run.compute_s, workers=run.workers)
-    return StepJob(method=run.method, rounds=run.rounds, rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+    return StepJob(
+        method=run.method,
+        rounds=run.rounds,
+        rows=run.rows,
+        compute_s=run.compute_s,
+        workers=run.workers,
+        overlap=run.overlap,
+    )
 
 
 def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob | StepJob, Storm]:

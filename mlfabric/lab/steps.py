@@ -2,7 +2,8 @@
 
 A worker does what ``RoundOptimizer`` does, in the same order; what its training thread tells the daemon, and
 hears, takes a moment each time. Its model is what it was made of: a digest of where it began and of all results that
-were applied. A gradient says whose it is and of which step, and what is kept is added to the next one.
+were applied. A gradient says whose it is and of which step, and what is kept is added to the next one. With overlap it
+grows row by row while it is offered; now and then backward takes much longer than usual in the middle, or breaks off.
 
 What must hold: a result is a sum, in all rows, of gradients that were given, each in one sum only and once; what a
 worker is told is in a round is in its sum, within the delay bound, and what was dropped is in none; whoever has
@@ -16,15 +17,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from mlfabric import clock
+from mlfabric.channels.progress import Progress
 from mlfabric.lab.fabric import Life
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
 
 __all__ = ["StepJob", "StepWitness"]
@@ -33,6 +39,13 @@ ROW = 64
 UNIT = float(1 << 17)
 """The numbers of the steps in a sum add up to less; up to 127 gradients of one worker can be in it, exactly."""
 DIGEST_BYTES = 32
+FORWARD = 1 / 3
+"""Of a step; backward takes the rest."""
+BUCKETS = 4
+"""As many pieces of a gradient are made one after the other."""
+STALLS, STALL_TIMES, BREAKS = 0.05, (2.0, 20.0), 0.05
+"""How often backward stalls in a piece, for how many times as long as it takes; and in which share of the steps it
+breaks off."""
 MOST_LATE_S = 0.005
 """A thread that is told something goes on so much later at the most."""
 Gradient = tuple[int, int]
@@ -60,6 +73,12 @@ def gradients_in(total: np.ndarray) -> frozenset[Gradient]:
         found |= {(life, least + i) for i in range(number)}
     assert (table[:, -1] == len(found) * np.arange(len(table))).all(), "rows of a result were exchanged"
     return frozenset(found)
+
+
+def _ends_of_pieces(rows: int) -> list[int]:
+    """Return where each piece of a gradient ends, in elements, from 0 on."""
+    pieces = min(BUCKETS, rows)
+    return [ROW * (rows * n // pieces) for n in range(pieces + 1)]
 
 
 class StepWitness:
@@ -145,6 +164,8 @@ class StepJob:
         rows: of each gradient.
         compute_s: the least and the most that a step takes.
         workers: how many begin together.
+        overlap: gradients are offered while backward makes them.
+        breaks: whether backward stalls and breaks off now and then.
     """
 
     method: Method
@@ -152,6 +173,8 @@ class StepJob:
     rows: int
     compute_s: tuple[float, float]
     workers: int
+    overlap: bool = False
+    breaks: bool = True
     witness: StepWitness = field(init=False)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
@@ -193,47 +216,128 @@ class _Learner:
         self._job, self._life = job, life
         self.digest = sha256(f"begins as {number}".encode()).digest()
         self._version = self._steps = 0
+        self._offers = EarlyOffers()
         self._offered: np.ndarray = np.zeros(job.rows * ROW, np.float32)
         self._gradients: frozenset[Gradient] = frozenset()
 
     async def step(self) -> None:
         """Compute, offer, apply."""
-        job, life, witness = self._job, self._life, self._job.witness
-        assert life.daemon is not None, "it has joined"
-        computed_from, step = self._version, self._steps
+        step = self._steps
         self._steps += 1
-        await asyncio.sleep(life.draw.uniform(*job.compute_s))
-        own = self._gradients | {(life.number, step)}
+        own = self._gradients | {(self._life.number, step)}
+        await (self._step_with_overlap if self._job.overlap else self._step)(step, own)
+        self._offers.begin(clock.monotonic_ns())
+
+    async def _step(self, step: int, own: frozenset[Gradient]) -> None:
+        computed_from = self._version
+        await asyncio.sleep(self._life.draw.uniform(*self._job.compute_s))
+        self._make(slice(None), gradient_of(self._life.number, step, self._job.rows))
+        await self._offer_whole(own, computed_from)
+
+    def _make(self, part: slice, gradient: np.ndarray) -> None:
+        """Add a part of a gradient to what is kept of earlier ones."""
+        self._offered[part] = self._offered[part] + gradient[part] if self._gradients else gradient[part]
+
+    async def _offer_whole(self, own: frozenset[Gradient], computed_from: int) -> None:
+        """Offer a gradient that is complete, unless it is clear already that it is in no round."""
         if await self.take_state():
             self._drop(own)
             return
-        gradient = gradient_of(life.number, step, job.rows)
-        self._offered = self._offered + gradient if self._gradients else gradient
         self._gradients = own
-        if job.method is Method.PARTIAL and not self.inbox.is_empty:
+        if self._is_late():
             await self._apply_all()
             return
         await self._cross()
-        given = self._offered
-        result = self.inbox.buffer(padded_bytes(given.nbytes))
-        buffers = ReduceBuffers(given=given.data.cast("B").toreadonly(), result=result, dtype="float32")
-        rates = (float(life.number),)
-        outcome = await life.daemon.reduce(buffers, ReduceOp.SUM, job.workers, computed_from, len(own), rates)
-        assert gradients_in(given) == own, f"life {life.number}, step {step}: its gradient was written to"
+        await self._became_of(own, self._offer(own, computed_from))
+
+    def _is_late(self) -> bool:
+        return self._job.method is Method.PARTIAL and not self.inbox.is_empty
+
+    def _offer(
+        self, own: frozenset[Gradient], computed_from: int, growth: GradientGrowth | None = None
+    ) -> tuple[int, ReduceBuffers, asyncio.Future[Any]]:
+        assert self._life.daemon is not None, "it has joined"
+        given = self._offered.data.cast("B").toreadonly()
+        result, rates = self.inbox.buffer(padded_bytes(given.nbytes)), (float(self._life.number),)
+        buffers = ReduceBuffers(given=given, result=result, dtype="float32", growth=growth)
+        reduce, together = self._life.daemon.reduce, self._job.workers
+        return computed_from, buffers, reduce(buffers, ReduceOp.SUM, together, computed_from, len(own), rates)
+
+    async def _became_of(
+        self, own: frozenset[Gradient], offered: tuple[int, ReduceBuffers, asyncio.Future[Any]]
+    ) -> None:
+        """Wait until it is known what becomes of gradients, and apply what is settled."""
+        computed_from, buffers, handle = offered
+        life, outcome = self._life, await handle
+        assert gradients_in(self._offered) == own, f"life {life.number}: its gradients {sorted(own)} were written to"
         if isinstance(outcome, act.PassOver):
             life.fabric.note(f"{life.name}: {sorted(own)}: {'kept' if outcome.keep else 'dropped'}: {outcome.reason}")
-            self.inbox.give_back(result)
+            self.inbox.give_back(buffers.result)
             await self._cross()
             await self._apply_all()
             if not outcome.keep:
                 self._drop(own)
             return
         delay = outcome.version - 1 - computed_from
-        witness.included(own, outcome, self._total(outcome), delay)
+        self._job.witness.included(own, outcome, self._total(outcome), delay)
         life.fabric.note(f"{life.name}: {sorted(own)} are in round {outcome.version}, delay {delay}")
         self._gradients = frozenset()
         await self._cross()
         await self._apply_all()
+
+    # Overlap with backward
+
+    async def _step_with_overlap(self, step: int, own: frozenset[Gradient]) -> None:
+        """Offer a gradient while it grows; offer it again if it was too late for that."""
+        job, draw, computed_from = self._job, self._life.draw, self._version
+        gradient, lasts_s = gradient_of(self._life.number, step, job.rows), draw.uniform(*job.compute_s)
+        pieces = [slice(start, end) for start, end in pairwise(_ends_of_pieces(job.rows))]
+        breaks_in = draw.randrange(len(pieces)) if job.breaks and draw.random() < BREAKS else None
+        offered, growth, made_ns = None, None, dict[int, int]()
+        await asyncio.sleep(FORWARD * lasts_s)
+        for number, piece in enumerate(pieces):
+            times = draw.uniform(*STALL_TIMES) if job.breaks and draw.random() < STALLS else 1.0
+            await asyncio.sleep(times * (1 - FORWARD) * lasts_s / len(pieces))
+            if number == breaks_in:
+                await self._break_off(own, offered)
+                return
+            self._make(piece, gradient)
+            made_ns[number] = now_ns = clock.monotonic_ns()
+            if offered is None and self.inbox.coming is None and not self._is_late():
+                patience_s = self._offers.patience_s(number, now_ns)
+                if patience_s is not None:
+                    payload = self._offered.data.cast("B")
+                    growth = GradientGrowth(payload=payload, progress=Progress(len(payload)), patience_s=patience_s)
+                    offered = self._offer(own, computed_from, growth)
+            if growth is not None and number < len(pieces) - 1:
+                growth.progress.advance(4 * piece.stop)
+        self._offers.ended(made_ns, clock.monotonic_ns())
+        if offered is None or growth is None:
+            await self._offer_whole(own, computed_from)
+            return
+        self._gradients = own
+        growth.progress.advance(growth.progress.size_bytes)
+        passed = await offered[2]
+        if growth.is_late and isinstance(passed, act.PassOver) and not passed.keep:
+            self._life.fabric.note(f"{self._life.name}: {sorted(own)} are offered again: {passed.reason}")
+            self.inbox.give_back(offered[1].result)
+            offered = self._offer(own, computed_from)
+        await self._became_of(own, offered)
+
+    async def _break_off(
+        self, own: frozenset[Gradient], offered: tuple[int, ReduceBuffers, asyncio.Future[Any]] | None
+    ) -> None:
+        """Have a gradient that will not be whole be in no round; what was kept went into it and is lost."""
+        assert self._life.daemon is not None, "it has joined"
+        if offered is not None:
+            _, buffers, handle = offered
+            assert buffers.growth is not None, "it grew"
+            self._life.daemon.withdraw(buffers.growth, "backward broke off")
+            passed = await handle
+            assert isinstance(passed, act.PassOver), f"{sorted(own)} are half made, and in {passed}"
+            self._life.fabric.note(f"{self._life.name}: {sorted(own)}: {passed.reason}")
+            self.inbox.give_back(buffers.result)
+        self._drop(own)
 
     def _drop(self, gradients: frozenset[Gradient]) -> None:
         self._job.witness.dropped(gradients)

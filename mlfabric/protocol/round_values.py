@@ -42,6 +42,7 @@ class ReduceRequested:
         computed_from: in rounds without a server, how many rounds the model had that the gradient was computed from.
         updates: how many gradients are added up in the tensor, >= 1.
         rates: learning rate and other settings of each parameter group, in the optimizer's order.
+        withdrawn: why it is to be in no round, though it was offered before; "" if it may be.
     """
 
     reduce: ReduceId
@@ -55,6 +56,7 @@ class ReduceRequested:
     computed_from: int = 0
     updates: int = 1
     rates: tuple[float, ...] = ()
+    withdrawn: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -196,22 +198,26 @@ class Accumulator:
         starved = self._waited_ns[index] > STARVED_SHARE * (record.ended_ns - record.started_ns)
         return replace(record, paced=record.paced or starved)
 
-    async def add(self, index: int, pieces: Sequence[memoryview]) -> None:
+    async def add(self, index: int, pieces: Sequence[memoryview], ready: Progress | None = None) -> None:
         """Add an input that is in this process.
 
         Args:
             index: which input.
             pieces: contiguous buffers that make up its payload; not to be changed before this returns.
+            ready: how much of the payload is there, if it is still being made; None for all.
 
         Raises:
             UsageError, LayoutError, NotFiniteError, Exception: as for :meth:`receive`.
         """
         views = contiguous(pieces)
         self._check_start(index, total_bytes(views))
-        reader = _Reader(views)
+        reader, taken = _Reader(views), 0
         with self._taking(index) as buffer:
             for images, number in self._places_of(index):
                 data = buffer[: self._chunks[number].size_bytes]
+                taken += len(data)
+                if ready is not None:
+                    await ready.reached(taken)
                 reader.copy_into(data)
                 await asyncio.sleep(0)  # other tasks get their turns
                 if (later := self._take_chunk(index, images, number, data)) is not None:
@@ -262,7 +268,7 @@ class Accumulator:
             for part in chunk.parts:
                 if not is_finite(part.of(data, chunk.start)):
                     raise self._not_finite(index, number, part, data)
-        return self._add_in_turn(index, images, number, data)
+        return _Later(partial(self._add_in_turn, index, images, number, data))
 
     def _not_finite(self, index: int, number: int, part: Part, data: memoryview) -> NotFiniteError:
         return NotFiniteError(index, not_finite_in(self.layout, part, data, self._chunks[number].start))
@@ -321,6 +327,16 @@ class Accumulator:
         if self.images == 1 or first < self.layout.size_bytes:
             return first
         return first + min(images[1].ready_bytes for images in self._added)
+
+
+class _Later:
+    """Something to be awaited that is begun only then: whoever is cancelled before leaves nothing behind."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._begin = begin
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._begin().__await__()
 
 
 def _room(buffer: memoryview | None, n_bytes: int) -> memoryview:

@@ -533,6 +533,7 @@ class ReduceRequested(_message.Message):
     COMPUTED_FROM_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
+    WITHDRAWN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     dtype: _builtins.str
@@ -543,6 +544,8 @@ class ReduceRequested(_message.Message):
     """How many rounds the model had that this gradient was computed from."""
     updates: _builtins.int
     """How many gradients are added up in it."""
+    withdrawn: _builtins.str
+    """Why it is to be in no round, though it was offered; empty if it may be."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -571,10 +574,11 @@ class ReduceRequested(_message.Message):
         computed_from: _builtins.int = ...,
         updates: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
+        withdrawn: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

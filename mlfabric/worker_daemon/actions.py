@@ -69,6 +69,7 @@ __all__ = [
     "ReduceAction",
     "ReduceCalled",
     "ReduceEvent",
+    "ReduceWithdrawn",
     "ReplicaAnswered",
     "ReplicaBroken",
     "Request",
@@ -166,6 +167,14 @@ class ReduceCalled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReduceWithdrawn:
+    """A tensor that was offered while it was made is to be in no round; ``reason`` says why."""
+
+    reduce: ReduceId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnded:
     """The result of an attempt at a round is here, or it never will be: then ``detail`` says why.
 
@@ -202,6 +211,7 @@ class StateEnded:
 
 ReduceEvent = (
     ReduceCalled
+    | ReduceWithdrawn
     | AttemptEnded
     | ProbeEnded
     | StateEnded

@@ -12,18 +12,22 @@ Waiting for a grant, and asking for the result on a connection of its own, cost 
 range of ``BRIEF_BYTES`` or less the bytes come unasked, and the result goes back as the answer to them; not in stripes,
 where the result is to flow back meanwhile. What a worker of a stripe has ready goes as fast as it can, which tells the
 monitor what the links carry; what is passed on is spread out.
+
+A gradient may be offered while backward still makes it, from the first byte on. Then everything goes as far as its
+bytes are there.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from mlfabric.channels import Connection, Frame, FrameKind, TransferRecord
-from mlfabric.channels.progress import Filling
+from mlfabric.channels.progress import Filling, FillingPart, Progress
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
 from mlfabric.protocol import Peer, Reduce, ReducePart
@@ -33,7 +37,7 @@ from mlfabric.transfer.running_sum import Accumulator, Input, InputKind
 from mlfabric.v1 import data_pb2
 from mlfabric.worker_daemon.round_lines import RoundLines
 
-__all__ = ["BRIEF_BYTES", "Attempt", "ReduceBuffers", "padded_bytes"]
+__all__ = ["BRIEF_BYTES", "Attempt", "GradientGrowth", "ReduceBuffers", "padded_bytes"]
 
 BRIEF_BYTES = 64 * 1024
 _PADDING = memoryview(bytes(ALIGNMENT_BYTES))
@@ -44,6 +48,23 @@ def padded_bytes(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
+class GradientGrowth:
+    """How much there is of a gradient that is offered while backward makes it.
+
+    Args:
+        payload: the gradient, in whole ``ALIGNMENT_BYTES``.
+        progress: how much of it is ready, for the daemon's thread.
+        patience_s: it is withdrawn if it is not complete so long after the offer.
+        is_late: it was withdrawn because of that; once it is complete it may be offered again.
+    """
+
+    payload: memoryview
+    progress: Progress
+    patience_s: float
+    is_late: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReduceBuffers:
     """What is reduced, and where the result goes.
@@ -52,11 +73,13 @@ class ReduceBuffers:
         given: the tensor's bytes; never written to. None if this worker only receives the result.
         result: as long as the tensor, rounded up to whole ``ALIGNMENT_BYTES``.
         dtype: of the elements, as in a layout.
+        growth: how much of what is given is there, if it is not all of it.
     """
 
     given: memoryview | None
     result: memoryview
     dtype: str
+    growth: GradientGrowth | None = None
 
 
 class Attempt:
@@ -91,15 +114,25 @@ class Attempt:
             FabricError: some transfer failed; what is in the buffer is void.
         """
         try:
-            async with asyncio.TaskGroup() as group:
-                for part in self._plan.parts:
-                    self._begin(group, part)
+            with ExitStack() as following:
+                async with asyncio.TaskGroup() as group:
+                    for part in self._plan.parts:
+                        self._begin(group, part, self._growing(part, following))
         except* (FabricError, DecodeError) as errors:
             first = _first(errors)
             raise (first if isinstance(first, FabricError) else TransferError(f"malformed frame: {first}")) from None
 
-    def _begin(self, group: asyncio.TaskGroup, part: ReducePart) -> None:
-        """Start all edges of one range."""
+    def _growing(self, part: ReducePart, following: ExitStack) -> FillingPart | None:
+        """Return this worker's own bytes of a range as they become ready; None if they are."""
+        growth = self._buffers.growth
+        if growth is None or growth.progress.is_complete:
+            return None
+        growing = FillingPart(growth, part.start, part.end)
+        following.enter_context(growing.following())
+        return growing
+
+    def _begin(self, group: asyncio.TaskGroup, part: ReducePart, growing: FillingPart | None) -> None:
+        """Start all edges of one range; ``growing`` says how much there is of this worker's own bytes, if not all."""
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
         own = self._own(part)
         is_root = part.source is None and bool(part.takers)
@@ -107,18 +140,18 @@ class Attempt:
         relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
-            _copy(own, out)
+            group.create_task(_copy(own, out, growing))
             return
         answered = _answered(part, len(out))
         if summed is not None:
             if own:
-                group.create_task(summed.add(0, own))
+                group.create_task(summed.add(0, own, None if growing is None else growing.progress))
             for i, peer in enumerate(part.inputs, start=1 if own else 0):
                 answer = result if peer.worker in answered else None
                 group.create_task(self._receive(part, peer, summed, i, answer))
         if part.parent is not None:
             answer = relay if part.parent.worker in answered else None
-            group.create_task(self._offer(part, part.parent, own, summed, answer))
+            group.create_task(self._offer(part, part.parent, own, summed or growing, answer))
         if part.source is not None and relay is not None and part.source.worker not in answered:
             group.create_task(self._fetch(part, part.source, relay))
         for taker in part.takers:
@@ -167,22 +200,25 @@ class Attempt:
         part: ReducePart,
         parent: Peer,
         own: Sequence[memoryview],
-        summed: Accumulator | None,
+        filling: Filling | None,
         answer: Relay | None,
     ) -> None:
-        """Send the sum as it becomes ready, once it is granted unless it is brief; receive the answer, if any."""
+        """Send this worker's own bytes, or what is filled with them and with those of others as it becomes ready.
+
+        They are sent once they are granted, unless they are brief; then the answer is received, if there is any.
+        """
         length, digest, ticket = padded_bytes(part.end - part.start), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         async with self._lines.line(parent.address) as connection:
             if not _is_brief(part, length):
                 await connection.send(Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta))
                 self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
-            connection.spread(_pace_bps(part.rate_bps if summed is not None else 0, parent))
+            connection.spread(_pace_bps(part.rate_bps if part.inputs else 0, parent))
             frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
-            if summed is None:
+            if filling is None:
                 record = await connection.send(frame, own)
             else:
-                record = await connection.send_stream(frame, summed)
+                record = await connection.send_stream(frame, filling)
             if record is not None:
                 self._recorded(record, parent.worker)
             if answer is not None:
@@ -252,7 +288,9 @@ def _answered(part: ReducePart, length: int) -> set[str]:
     return both
 
 
-def _copy(pieces: Sequence[memoryview], out: memoryview) -> None:
+async def _copy(pieces: Sequence[memoryview], out: memoryview, growing: FillingPart | None) -> None:
+    if growing is not None:
+        await growing.progress.reached(len(growing.payload))
     at = 0
     for piece in pieces:
         out[at : at + len(piece)] = piece

@@ -56,7 +56,7 @@ from mlfabric.telemetry import WorkerMetrics
 from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel, Transfers
 from mlfabric.worker_daemon.kept_bytes import Kept
 from mlfabric.worker_daemon.model_cuts import Shards
@@ -320,6 +320,10 @@ class WorkerDaemon:
     def applied(self, version: int) -> None:
         """Say that all rounds up to this version are applied."""
         self._reductions.applied(version)
+
+    def withdraw(self, growth: GradientGrowth, reason: str) -> None:
+        """Have a gradient be in no round; see :meth:`Reductions.withdraw`."""
+        self._reductions.withdraw(growth, reason)
 
     def reduce(
         self,

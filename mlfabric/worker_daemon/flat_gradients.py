@@ -1,5 +1,6 @@
 """A step's gradients as one flat tensor, to be summed with those of other workers, and the way back.
 
+The last layers' gradients, which backward makes first, are at its beginning, so that it can leave while it grows.
 Behind the gradients lie one number for each parameter, which says whether it had a gradient, and the values of the
 model's floating-point buffers (batch-norm statistics). Of the sum, gradients become the mean over all gradients in it,
 buffers the mean over the workers; a parameter that had a gradient nowhere has none.
@@ -7,9 +8,12 @@ buffers the mean over the workers; a parameter that had a gradient nowhere has n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import DTYPE_BYTES
@@ -26,12 +30,17 @@ class FlatGradients:
         model: of whose floating-point buffers the workers have the mean; not of those with NaN or Inf now, which are
             masks that no step changes. A module may assign a buffer anew.
 
+    Attributes:
+        parameters: in their order in the flat tensor.
+        ends_bytes: where the gradient of each ends.
+        size_bytes: of the flat tensor, in whole ``ALIGNMENT_BYTES``.
+
     Raises:
         LayoutError: there is nothing to train, or a parameter is of a dtype that cannot travel.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> None:
-        self.parameters, self._model = list(parameters), model
+        self.parameters, self._model = _backwards(parameters, model), model
         self._names = [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
         buffers = self._buffers()
         dtypes = {t.dtype for t in (*self.parameters, *buffers)}
@@ -41,33 +50,28 @@ class FlatGradients:
             raise LayoutError(f"{given}; allowed: at least one, of {', '.join(DTYPE_BYTES)}")
         self._torch_dtype = dtypes.pop() if len(dtypes) == 1 else _widest(dtypes)
         self.dtype = str(self._torch_dtype).removeprefix("torch.")
-        self._gradients = sum(p.numel() for p in self.parameters)
-        self._numel = self._gradients + len(self.parameters) + sum(b.numel() for b in buffers)
+        ends = list(accumulate(p.numel() for p in self.parameters))
+        self._gradients = ends[-1]
+        self.ends_bytes = [end * self._torch_dtype.itemsize for end in ends]
+        numel = self._gradients + len(self.parameters) + sum(b.numel() for b in buffers)
+        self.size_bytes = padded_bytes(numel * self._torch_dtype.itemsize)
+        self._numel = self.size_bytes // self._torch_dtype.itemsize
 
     def _buffers(self) -> list[torch.Tensor]:
         present = dict(self._model.named_buffers())
         return [present[name] for name in self._names]
 
-    @property
-    def size_bytes(self) -> int:
-        """Size of the flat tensor."""
-        return self._numel * self._torch_dtype.itemsize
-
-    @property
-    def padded_bytes(self) -> int:
-        """Size of the buffer that its sum goes into."""
-        return padded_bytes(self.size_bytes)
-
     def empty(self) -> torch.Tensor:
         """Return a flat tensor of zeros."""
         return torch.zeros(self._numel, dtype=self._torch_dtype)
 
-    def add_into(self, flat: torch.Tensor, *, fresh: bool) -> bool:
+    def add_into(self, flat: torch.Tensor, *, fresh: bool, but: Collection[int] = ()) -> bool:
         """Put the present gradients and buffers into a flat tensor; return whether all of that is finite.
 
         Args:
             flat: written to.
             fresh: whatever it has is overwritten; else gradients are added to those that it has.
+            but: places of parameters whose gradients are in it already.
 
         Raises:
             UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed.
@@ -75,25 +79,63 @@ class FlatGradients:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
             raise UsageError("step without a gradient: call backward() on a loss of this model first")
-        if any(gradient.layout is not torch.strided for gradient in gradients):
-            raise UsageError("step with a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
-        had = flat[self._gradients : self._gradients + len(self.parameters)]
-        for i, (parameter, place) in enumerate(zip(self.parameters, self._places(flat), strict=True)):
-            if fresh:
-                had[i] = float(parameter.grad is not None)
-            if parameter.grad is None:
-                if fresh:
-                    place.zero_()
-                continue
-            had[i] = 1.0
-            gradient = parameter.grad.detach().reshape(-1)
-            if fresh:
-                place.copy_(gradient)
-            else:
-                place.add_(gradient.to(place.device, place.dtype))
+        for gradient in gradients:
+            _check_dense(gradient)
+        for i in range(len(self.parameters)):
+            if i not in but:
+                self.add_one(flat, i, fresh=fresh)
         for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             place.copy_(buffer.detach().reshape(-1))
         return bool(torch.isfinite(flat).all())
+
+    def add_one(self, flat: torch.Tensor, i: int, *, fresh: bool) -> None:
+        """Put one parameter's gradient into a flat tensor.
+
+        Args:
+            i: its place.
+            fresh: as for :meth:`add_into`.
+
+        Raises:
+            UsageError: it is sparse; nothing was changed.
+        """
+        gradient, place, had = self.parameters[i].grad, self._place(flat, i), self._gradients + i
+        if fresh:
+            flat[had] = float(gradient is not None)
+        if gradient is None:
+            if fresh:
+                place.zero_()
+            return
+        _check_dense(gradient)
+        flat[had] = 1.0
+        flattened = gradient.detach().reshape(-1)
+        if fresh:
+            place.copy_(flattened)
+        else:
+            place.add_(flattened.to(place.device, place.dtype))
+
+    def is_finite(self, flat: torch.Tensor, i: int) -> bool:
+        """Tell whether what a flat tensor has of a parameter is finite."""
+        return bool(torch.isfinite(self._place(flat, i)).all())
+
+    def name_of(self, i: int) -> str:
+        """Return the name of the parameter at a place, for people."""
+        return next((name for name, p in self._model.named_parameters() if p is self.parameters[i]), f"parameter {i}")
+
+    def place_of(self, tensor: torch.Tensor) -> int:
+        """Return a parameter's place.
+
+        Raises:
+            UsageError: the optimizer does not step it.
+        """
+        found = next((i for i, p in enumerate(self.parameters) if p is tensor), None)
+        if found is None:
+            raise UsageError(f"a tensor of shape {tuple(tensor.shape)}; allowed: a parameter of the wrapped optimizer")
+        return found
+
+    def when_made(self, made: Callable[[int], None]) -> list[RemovableHandle]:
+        """Have it said when backward has made the gradient of the parameter at a place."""
+        register: Callable[..., RemovableHandle] = torch.Tensor.register_post_accumulate_grad_hook
+        return [register(p, partial(_say, made, i)) for i, p in enumerate(self.parameters) if p.requires_grad]
 
     def spread(self, total: memoryview, workers: int, updates: int) -> None:
         """Make the means of a sum the gradients of the parameters, and the values of the buffers.
@@ -105,23 +147,39 @@ class FlatGradients:
         flat = torch.frombuffer(total, dtype=self._torch_dtype, count=self._numel)
         flat[: self._gradients].div_(updates)
         had = flat[self._gradients : self._gradients + len(self.parameters)].tolist()
-        for parameter, place, count in zip(self.parameters, self._places(flat), had, strict=True):
-            mean = place.view(parameter.shape).to(parameter.device, parameter.dtype)
+        for i, (parameter, count) in enumerate(zip(self.parameters, had, strict=True)):
+            mean = self._place(flat, i).view(parameter.shape).to(parameter.device, parameter.dtype)
             parameter.grad = mean if count else None
         for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             buffer.copy_(place.div_(workers).view(buffer.shape))
 
-    def _places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        at = 0
-        for parameter in self.parameters:
-            yield flat[at : at + parameter.numel()]
-            at += parameter.numel()
+    def _place(self, flat: torch.Tensor, i: int) -> torch.Tensor:
+        end = self.ends_bytes[i] // self._torch_dtype.itemsize
+        return flat[end - self.parameters[i].numel() : end]
 
     def _buffer_places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         at = self._gradients + len(self.parameters)
         for buffer in self._buffers():
             yield flat[at : at + buffer.numel()]
             at += buffer.numel()
+
+
+def _backwards(parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return parameters in the order in which backward makes their gradients, as far as the model tells: all workers'.
+
+    Those that get none are last.
+    """
+    places = {parameter: place for place, parameter in enumerate(model.parameters())}
+    return sorted(parameters, key=lambda p: (not p.requires_grad, -places.get(p, -1)))
+
+
+def _say(made: Callable[[int], None], i: int, tensor: torch.Tensor) -> None:
+    made(i)
+
+
+def _check_dense(gradient: torch.Tensor) -> None:
+    if gradient.layout is not torch.strided:
+        raise UsageError("step with a sparse gradient; allowed: dense ones, as of Embedding(sparse=False)")
 
 
 def _widest(dtypes: set[torch.dtype]) -> torch.dtype:

@@ -4,10 +4,9 @@ Its image begins with the last layers' tensors, whose gradients come first, so i
 it grows. Announced too late, it waits for its turn when it could be on its way; too early, links and the others in its
 sum wait for gradients. So it is announced as soon as the rest of backward is expected to take no longer than an update
 takes from its announcement to its commit. Both are known from the updates before: how long the rest of backward took
-after each tensor, in shares of the time from the installed model to that tensor (a step that is slow for once is slow
-as a whole), and the shortest of the last few times to a commit, less what is to spare for surprises. If the commit
-waited for the last gradients, that time is no longer than it had to be, and the next is announced later by what is
-spared. The last byte waits for ``push`` in any case: until then it is not known whether the gradients were left alone.
+after each tensor (``rest_of_backward``), and the shortest of the last few times to a commit, less what is to spare for
+surprises. If the commit waited for the last gradients, that time is no longer than it had to be, and the next is
+announced later by what is spared. The last byte waits for ``push`` in any case: until then it is not known whether the gradients were left alone.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from mlfabric.errors import UsageError
 from mlfabric.protocol import Committed, DropReason
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.gradient_rules import Shaped, norm_of
+from mlfabric.worker_daemon.rest_of_backward import RestOfBackward
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import OutcomeFuture
 
@@ -53,27 +53,22 @@ class Timing:
     """When to announce updates, learnt from those before."""
 
     def __init__(self) -> None:
-        self._began_ns = 0
-        self._shares: dict[int, float] = {}
+        self._rest = RestOfBackward()
         self._lasts_ns: deque[int] = deque(maxlen=KEPT)
         self._last = Times()
 
     def begin(self) -> None:
         """Say that a step begins: its model is installed."""
-        self._began_ns = clock.monotonic_ns()
+        self._rest.begin(clock.monotonic_ns())
 
     def is_due(self, tensor: int, now_ns: int) -> bool:
         """Tell whether to announce an update of which this tensor is the last that has been made."""
-        if tensor not in self._shares or not self._lasts_ns:
-            return False
-        return (now_ns - self._began_ns) * self._shares[tensor] <= CAUTION * min(self._lasts_ns)
+        rest_ns = self._rest.expected_ns(tensor, now_ns)
+        return rest_ns is not None and bool(self._lasts_ns) and rest_ns <= CAUTION * min(self._lasts_ns)
 
     def pushed(self, update: Times) -> None:
         """Learn from an update that is pushed when its tensors were made, and how long the one before took."""
-        last_ns = max(update.made_ns.values())
-        self._shares = {
-            i: (last_ns - ns) / (ns - self._began_ns) for i, ns in update.made_ns.items() if ns > self._began_ns
-        }
+        self._rest.ended(update.made_ns, max(update.made_ns.values()))
         if self._last.committed_ns:
             self._lasts_ns.append(self._last.committed_ns - self._last.announced_ns)
         self._last = update

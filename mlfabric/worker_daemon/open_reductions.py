@@ -2,7 +2,8 @@
 
 Each waits until the scheduler says ``Reduce``, is then carried out as that *attempt*, has *arrived* once the result is
 here, and is over when the scheduler says that all have it. Until then the tensor is as it was given, so that any
-attempt can be made again. In rounds that workers apply by themselves a result may also come to a worker that has
+attempt can be made again. One that is given while it is made may be withdrawn before it is whole: no attempt can have
+ended with it. In rounds that workers apply by themselves a result may also come to a worker that has
 contributed nothing, and a worker that lacks the model fetches it from a peer.
 """
 
@@ -76,6 +77,8 @@ class Reducing:
                 self.open[event.request.reduce] = event.request
                 self.applied = event.request.computed_from
                 yield act.Request(event=self._current(event.request))
+            case act.ReduceWithdrawn():
+                yield from self._withdraw(event)
             case Reduce():
                 yield from self._begin(event)
             case CancelReduce():
@@ -165,11 +168,21 @@ class Reducing:
 
     def _begin(self, event: Reduce) -> Iterator[act.Action]:
         is_old = self._attempt is not None and self._attempt.plan.round >= event.round
-        if is_old or (event.reduce is not None and event.reduce not in self.open):
+        if is_old or (event.reduce is not None and not self._is_offered(event.reduce)):
             return
         yield from self._stop()
         self._attempt = _Attempt(event)
         yield act.StartAttempt(plan=event)
+
+    def _is_offered(self, reduce: ReduceId) -> bool:
+        return reduce in self.open and not self.open[reduce].withdrawn
+
+    def _withdraw(self, event: act.ReduceWithdrawn) -> Iterator[act.Action]:
+        """Ask for a tensor to be in no round."""
+        if self._is_offered(event.reduce):
+            self.open[event.reduce] = replace(self.open[event.reduce], withdrawn=event.reason)
+            yield from self._stop_of(event.reduce)
+            yield act.Request(event=self._current(self.open[event.reduce]))
 
     def _ended(self, event: act.AttemptEnded) -> Iterator[act.Action]:
         if self._attempt is None or not self._is_at(event.round):

@@ -14,7 +14,7 @@ from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.attempts import Attempt, GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes
 from mlfabric.worker_daemon.probes import Probes
@@ -25,6 +25,8 @@ from mlfabric.worker_daemon.state_transfers import StateTransfers
 __all__ = ["Reductions"]
 
 log = logging.getLogger("mlfabric.worker")
+
+LATE = "its backward takes longer than usual"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +90,26 @@ class Reductions:
             Gives how many contributed once the result is in its buffer; with an inbox the result that went there, or
             the ``PassOver`` that says what became of the tensor.
         """
-        handle: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        handle: asyncio.Future[Any] = loop.create_future()
         self._open[request.reduce] = _Open(buffers, handle)
         self._take_in(act.ReduceCalled(request=request))
+        if buffers.growth is not None:
+            loop.call_later(buffers.growth.patience_s, self._late, buffers.growth)
         return handle
+
+    def withdraw(self, growth: GradientGrowth, reason: str) -> None:
+        """Have a gradient that was offered while it is made be in no round; without effect once it has its outcome."""
+        for reduce, opened in self._open.items():
+            if opened.buffers.growth is growth and not growth.progress.is_complete:
+                self._take_in(act.ReduceWithdrawn(reduce=reduce, reason=reason))
+                return
+
+    def _late(self, growth: GradientGrowth) -> None:
+        """Wait no longer for a gradient."""
+        if not growth.progress.is_complete:
+            growth.is_late = True
+            self.withdraw(growth, LATE)
 
     def do(self, action: act.ReduceAction) -> None:
         """Carry out an action."""

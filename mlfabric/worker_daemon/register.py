@@ -267,7 +267,7 @@ def wrap(
         settings=settings,
     )
     given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
-    given |= {"slack": slack, "servers": servers, "overlap": overlap}
+    given |= {"slack": slack, "servers": servers}
     if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options)
@@ -282,7 +282,7 @@ def _in_rounds(
     """Join as a worker that applies rounds by itself."""
     together, job = how.together, how.claim()
     initialise(model, how.init)
-    tensors = ModelTensors(model)
+    tensors = ModelTensors(model, backwards=how.overlap)
     tensors.check_finite()
     spec = ModelSpec(
         name=how.model_name,
@@ -296,7 +296,7 @@ def _in_rounds(
     def start(inbox: RoundInbox) -> ThreadDaemon:
         return ThreadDaemon(how.settings, spec, None, job, nobody, inbox)
 
-    worker = RoundOptimizer(optimizer, model, start, together=together, passes_late=passes_late)
+    worker = RoundOptimizer(optimizer, model, start, together=together, passes_late=passes_late, overlap=how.overlap)
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()
     note_worker(worker, how.model_name, how.settings.name)

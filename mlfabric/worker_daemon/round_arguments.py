@@ -16,7 +16,7 @@ from mlfabric.model.specs import Method
 __all__ = ["check_steps_alone", "round_options"]
 
 _BELONGS = {"at_least": Method.ELASTIC, "quorum": Method.PARTIAL, "full_every": Method.PARTIAL}
-_WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1, "overlap": False}
+_WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from mlfabric.errors import FabricError, UsageError
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.early_gradients import NOT_FINITE, EarlyGradients, Offered
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.group_rates import rates_of, with_rates
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
@@ -63,6 +65,7 @@ class RoundOptimizer(TakenOver):
         optimizer: steps the model; any of torch's that needs no closure.
         model: what is trained.
         passes_late: a gradient that finds results waiting is kept for the next step at once (``partial``).
+        overlap: gradients leave while backward makes the others.
         start: joins the fabric: is given the inbox, returns the daemon.
         together: how many workers begin together, >= 1.
 
@@ -80,6 +83,7 @@ class RoundOptimizer(TakenOver):
         *,
         together: int,
         passes_late: bool,
+        overlap: bool,
     ) -> None:
         super().__init__(optimizer)
         self.version = 0
@@ -101,6 +105,12 @@ class RoundOptimizer(TakenOver):
         atexit.register(self.leave)
         tell_copies(self)
         self._take_state()
+        self._early = self._overlapping() if overlap else None
+
+    def _overlapping(self) -> EarlyGradients:
+        early = EarlyGradients(self._flat, self._offered, self._daemon, self._offer_early, self._give_up)
+        early.begin(fresh=True)
+        return early
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Offer the gradients for a round, and apply all rounds that are settled; return the closure's loss, if any.
@@ -108,7 +118,8 @@ class RoundOptimizer(TakenOver):
         Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
 
         Raises:
-            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed.
+            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed. With overlap
+                also: gradients or parameter groups were changed after backward; the gradient is in no round.
             FabricClosedError: the worker has left the fabric.
         """
         loss = None
@@ -116,35 +127,99 @@ class RoundOptimizer(TakenOver):
             with torch.enable_grad():
                 loss = closure()
         vars(self._taken_over)["_opt_called"] = True  # a scheduler that was built on it warns unless it makes steps
-        self.last = self._step()
+        with torch.no_grad():
+            try:
+                self.last = self._step()
+            finally:
+                if self._early is not None:
+                    self._early.begin(fresh=not self._kept)
         return loss
 
-    @torch.no_grad()
     def _step(self) -> RoundOutcome:
+        early = None if self._early is None else self._early.complete(rates_of(self._taken_over))
+        if early is not None:
+            return self._went_early(*early)
         computed_from = self.version
         if self._take_state():
             return self._dropped("the model was fetched from a peer meanwhile", computed_from)
-        is_finite = self._flat.add_into(self._offered, fresh=not self._kept)
-        if not is_finite:
+        if not self._flat.add_into(self._offered, fresh=not self._kept):
             self._apply_all()
-            return self._dropped("it has NaN or Inf", computed_from)
+            return self._dropped(NOT_FINITE, computed_from)
         if self._passes_late and not self._inbox.is_empty:
             return self._keep("rounds were made without it", computed_from)
+        return self._became_of(self._offer(computed_from))
+
+    def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered:
         given = memoryview(self._offered.view(torch.uint8).numpy().data)
-        buffers = ReduceBuffers(given=given, result=self._inbox.buffer(self._flat.padded_bytes), dtype=self._flat.dtype)
-        rates, updates = rates_of(self._taken_over), 1 + self._kept
-        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates).result()
+        result = self._inbox.buffer(self._flat.size_bytes)
+        buffers = ReduceBuffers(given=given, result=result, dtype=self._flat.dtype, growth=growth)
+        rates = rates_of(self._taken_over)
+        outcome = self._daemon.offer(buffers, self._together, computed_from, 1 + self._kept, rates)
+        return Offered(buffers, computed_from, rates, outcome)
+
+    def _became_of(self, offered: Offered) -> RoundOutcome:
+        """Wait until it is known what becomes of a gradient, and apply what is settled."""
+        outcome, computed_from = offered.outcome.result(), offered.computed_from
         if isinstance(outcome, act.PassOver):
-            self._inbox.give_back(buffers.result)
+            self._inbox.give_back(offered.buffers.result)
             if outcome.keep:
                 return self._keep(outcome.reason, computed_from)
             self._apply_all()
             return self._dropped(outcome.reason, computed_from)
+        self.tally.included += 1 + self._kept
         self._kept = 0
         self._apply_all()
-        self.tally.included += updates
         delay = outcome.version - 1 - computed_from
         return RoundOutcome(included=True, version=self.version, workers=outcome.workers, delay=delay)
+
+    # Overlap with backward
+
+    def _offer_early(self, growth: GradientGrowth) -> Offered | None:
+        """Offer a gradient while it grows, unless it is clear already that it is in no round."""
+        is_late = self._passes_late and not self._inbox.is_empty
+        if self._left or is_late or self._inbox.coming is not None:
+            return None
+        return self._offer(self.version, growth)
+
+    def _went_early(self, offered: Offered, is_finite: bool) -> RoundOutcome:
+        """Say what became of a gradient that was offered while it grew; offer it again if it was too late for that."""
+        growth, passed = offered.buffers.growth, offered.outcome.result()
+        assert growth is not None, "it grew"
+        if not is_finite:
+            self._inbox.give_back(offered.buffers.result)
+            self._apply_all()
+            return self._dropped(NOT_FINITE, offered.computed_from)
+        if growth.is_late and isinstance(passed, act.PassOver) and not passed.keep:
+            self._inbox.give_back(offered.buffers.result)
+            offered = self._offer(offered.computed_from)
+        return self._became_of(offered)
+
+    def _give_up(self, offered: Offered, reason: str) -> None:
+        """Have a gradient that will not be whole be in no round, and wait for that."""
+        assert offered.buffers.growth is not None, "it grew"
+        self._daemon.withdraw(offered.buffers.growth, reason)
+        offered.outcome.result()
+        self._inbox.give_back(offered.buffers.result)
+        self.last = self._dropped(reason, offered.computed_from)
+
+    def ready(self, parameter: torch.Tensor) -> None:
+        """Say that a parameter's gradient is final, so that it may leave before the others are: with overlap only.
+
+        Autograd's backward says so by itself; this is for gradients that are computed in other ways.
+
+        Raises:
+            UsageError: there is no overlap, or the optimizer does not step the parameter, or its gradient was said to
+                be final before in this step.
+        """
+        if self._early is None:
+            raise UsageError("ready without overlap; wrap with overlap=True")
+        self._early.made(self._flat.place_of(parameter))
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Let gradients accumulate: what backward makes in this context stays here, with overlap, too."""
+        with nullcontext() if self._early is None else self._early.accumulating():
+            yield
 
     def _keep(self, reason: str, computed_from: int) -> RoundOutcome:
         """Go on with the gradient in the next step."""
@@ -212,6 +287,8 @@ class RoundOptimizer(TakenOver):
         """Leave the fabric; a second call does nothing. The end of the process does it, too."""
         if not self._left:
             self._left = True
+            if self._early is not None:
+                self._early.stop()
             atexit.unregister(self.leave)
             self._daemon.leave(detail, 0.0)
 

@@ -22,7 +22,7 @@ from mlfabric.protocol import JobClaim, ModelVersion, Outcome, ReduceOp, Samples
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.daemon import WorkerDaemon
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
@@ -128,8 +128,8 @@ class ThreadDaemon:
         """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
         return self._ask(lambda: self._daemon.draw(wanted))
 
-    def grown(self, growth: Growth, ready_bytes: int) -> None:
-        """Say how much there is of an update that was pushed before it was complete."""
+    def grown(self, growth: Growth | GradientGrowth, ready_bytes: int) -> None:
+        """Say how much there is of an update or a gradient that was handed over before it was complete."""
         self._begin(lambda: growth.progress.advance(ready_bytes))
 
     def give_up(self, growth: Growth, reason: GivenUpError) -> None:
@@ -154,6 +154,10 @@ class ThreadDaemon:
         """Offer a gradient for the next round; see ``WorkerDaemon.reduce``."""
         daemon = self._daemon
         return self._ask(lambda: daemon.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates))
+
+    def withdraw(self, growth: GradientGrowth, reason: str) -> None:
+        """Say that a gradient which is offered while it is made is to be in no round."""
+        self._begin(lambda: self._daemon.withdraw(growth, reason))
 
     def applied(self, version: int) -> None:
         """Say that all rounds up to this version are applied."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mlfabric import clock
+from mlfabric.channels.progress import FillingPart
 from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
@@ -19,6 +20,7 @@ from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import Attempt
 from mlfabric.worker_daemon.open_reductions import Reducing, _Attempt
+from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.round_lines import RoundLines
 from mlfabric.worker_daemon.state_transfers import StateTransfers
 
@@ -184,11 +186,27 @@ def outcome_of_the_former_scheduler_forgotten(patch: Patch) -> None:
     patch.setattr(ModelStates, "_place", lambda self, worker, held: place(self, worker, replace(held, arrived=None)))
 
 
+def gradient_sent_before_it_is_made(patch: Patch) -> None:
+    """Of a gradient that is offered while it grows everything is sent at once."""
+    patch.setattr(FillingPart, "_look", lambda self: self.progress.advance(self.progress.size_bytes))
+
+
+def withdrawn_gradient_is_carried_on(patch: Patch) -> None:
+    """A worker whose gradient will never be whole lets the round go on with what there is of it."""
+
+    def withdraw(self: Any, growth: Any, reason: str) -> None:
+        growth.progress.advance(growth.progress.size_bytes)
+
+    patch.setattr(Reductions, "withdraw", withdraw)
+
+
 STEP_BUGS: tuple[Callable[[Patch], None], ...] = (
     steps_settled_before_all_have_it,
     state_before_it_is_applied,
     kept_gradient_joins_too,
     outcome_of_the_former_scheduler_forgotten,
+    gradient_sent_before_it_is_made,
+    withdrawn_gradient_is_carried_on,
 )
 """In jobs whose workers apply rounds by themselves."""
 

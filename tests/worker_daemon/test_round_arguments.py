@@ -18,17 +18,10 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("options", "story"),
     [
-        (
-            {"method": "elastic", "quorum": "solo"},
-            "quorum='solo' with method elastic; allowed: with partial only",
-        ),
+        ({"method": "elastic", "quorum": "solo"}, "quorum='solo' with method elastic; allowed: with partial only"),
         ({"method": "partial", "at_least": 0.5}, "at_least=0.5 with method partial; allowed: with elastic only"),
         ({"full_every": 4}, "full_every=4 with method asynchronous; allowed: with partial only"),
-        (
-            {"method": "partial", "tau_max": 3},
-            "tau_max=3 with method partial; allowed: with elastic and asynchronous",
-        ),
-        ({"method": "elastic", "overlap": True}, "overlap=True with method elastic, which has no server"),
+        ({"method": "partial", "tau_max": 3}, "tau_max=3 with method partial; allowed: with elastic and asynchronous"),
         ({"method": "elastic", "servers": 2}, "servers=2 with method elastic, which has no server"),
         ({"method": "elastic", "slack": 2}, "slack=2 with method elastic, which has no server"),
         ({"method": "all-reduce", "momentum_at": "server"}, "momentum_at='server' with method all-reduce"),

@@ -160,6 +160,8 @@ class StepRounds:
             yield outcome
         elif standing is None or self._states.knows(event.arrived):
             return  # its last round has just been settled for it
+        elif event.withdrawn:
+            yield from self._withdraw(event)
         elif running is not None and (member := running.members.get(worker)) and member.reduce == event.reduce:
             if event.arrived == running.id:
                 yield from self._arrive(running, worker, now_ns)
@@ -173,6 +175,17 @@ class StepRounds:
             self._carrier.rhythm.asked(worker, now_ns)
             self._standings.offered(standing, event, now_ns)
             yield from self._judge(worker, now_ns)
+
+    def _withdraw(self, event: ReduceRequested) -> Iterator[Instruction]:
+        """Make the running round without a gradient that will not be whole; its worker may offer it again."""
+        worker, running = event.reduce.worker, self._running
+        member = None if running is None else running.members.get(worker)
+        if member is not None and member.reduce == event.reduce:
+            yield from self._carrier.void(f"{worker}: {event.withdrawn}")
+        self._standings.of[worker].offer = None
+        passed = PassReduce(to=worker, reduce=event.reduce, keep=False, reason=event.withdrawn)
+        self._outcomes[event.reduce[:2]] = passed
+        yield passed
 
     def _judge(self, worker: str, now_ns: int) -> Iterator[Instruction]:
         """Say what becomes of a gradient that is in no round, now that the model is at this version."""
