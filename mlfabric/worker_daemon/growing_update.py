@@ -6,7 +6,8 @@ sum wait for gradients. So it is announced as soon as the rest of backward is ex
 takes from its announcement to its commit. Both are known from the updates before: how long the rest of backward took
 after each tensor (``rest_of_backward``), and the shortest of the last few times to a commit, less what is to spare for
 surprises. If the commit waited for the last gradients, that time is no longer than it had to be, and the next is
-announced later by what is spared. The last byte waits for ``push`` in any case: until then it is not known whether the gradients were left alone.
+announced later by what is spared. The last byte waits for ``push`` in any case: until then it is not known whether the
+gradients were left alone.
 """
 
 from __future__ import annotations
