@@ -20,7 +20,7 @@ from mlfabric.cli.clusters import read_cluster
 from mlfabric.model.specs import Mode
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster
-from mlfabric.twin.run import simulate
+from mlfabric.lab.simulation import simulate
 
 __all__ = ["run"]
 

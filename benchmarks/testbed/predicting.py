@@ -27,7 +27,8 @@ from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.model.specs import Mode
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster, Compute, Host
-from mlfabric.twin.run import Baseline, simulate
+from mlfabric.lab.simulation import simulate
+from mlfabric.twin.run import Baseline
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = ["WAYS", "cluster_of_run", "predict", "predictions"]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlfabric.channels.backlog import Path
+from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.roster import Roster
 from mlfabric.channels.stream import Connection, Handler
@@ -270,6 +271,9 @@ class MemoryNetwork(Protocol):
     def unlisten(self, address: str) -> None:
         """Accept nothing more there."""
 
+    def carried_bytes(self, host: str) -> tuple[int, int]:
+        """Return how many bytes a host's link has sent and received."""
+
     async def dial(self, host: str, address: str) -> MemoryStream:
         """Connect from a host.
 
@@ -336,6 +340,10 @@ class MemoryChannel:
         except OSError as error:  # TimeoutError, too
             reason = str(error) or f"no answer within {options.connect_timeout_s} s"
             raise UnavailableError(f"cannot reach {address}: {reason}") from error
+
+    def link_counter(self) -> LinkCounter:
+        """Return what counts the bytes of this host's link."""
+        return lambda: self._options.network.carried_bytes(self._options.host)
 
     async def close(self) -> None:
         """Stop accepting, cancel the handlers, close every connection."""

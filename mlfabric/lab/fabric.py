@@ -73,6 +73,7 @@ class FabricConfig:
         workers: how many the job has.
         hosts: how many there are, the scheduler's among them.
         link_bps: of each host's link, each way.
+        are_rates_told: workers say what their links carry.
         latency_s: the least and the most that a message takes.
         state_dir: where the scheduler keeps its term.
     """
@@ -81,6 +82,7 @@ class FabricConfig:
     workers: int = 2
     hosts: int = 8
     link_bps: float = 100e6
+    are_rates_told: bool = True
     latency_s: tuple[float, float] = (0.0002, 0.002)
     state_dir: Path | None = None
 
@@ -222,7 +224,7 @@ class Fabric:
 
     async def _live(self, life: Life) -> None:
         config, host = self.config, life.process.host
-        bps = round(config.link_bps)
+        bps = round(config.link_bps) if config.are_rates_told else 0
         settings = WorkerSettings(
             scheduler=f"{SCHEDULER_HOST}:{PORT}",
             name=life.name,

@@ -12,7 +12,7 @@ from mlfabric.cli.app import app
 from mlfabric.model.specs import Mode
 from mlfabric.twin.advise import Verdict, advise
 from mlfabric.twin.cluster import Compute
-from mlfabric.twin.run import predict
+from mlfabric.lab.simulation import predict
 from mlfabric.twin.settings import COMPUTE
 from tests.twin.clusters import cluster_of
 

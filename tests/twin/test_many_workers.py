@@ -14,7 +14,7 @@ from mlfabric.network import down_link, up_link
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.planned import Planner
-from mlfabric.twin.run import simulate
+from mlfabric.lab.simulation import simulate
 from tests.twin.clusters import cluster_of, helped
 
 pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(900)]

@@ -20,7 +20,7 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.model.specs import Mode
-from mlfabric.twin.run import simulate
+from mlfabric.lab.simulation import simulate
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace
 from mlfabric.v1 import fabric_pb2
