@@ -125,7 +125,8 @@ def _lines(found: Outcome) -> Iterator[str]:
     yield f"iteration  mean {found.mean_iteration_s:.3f} s, p50 {p50:.3f} s, p99 {p99:.3f} s"
     yield f"updates    {found.updates_per_s:.1f} /s"
     if len(found.members):
-        yield f"rounds     {len(found.members)}, {found.mean_members:.1f} workers in each; least share {found.least_share:.2f}"
+        share = f"least share of a worker {found.least_share:.2f}"
+        yield f"rounds     {len(found.members)}, {found.mean_members:.1f} workers in each; {share}"
     if found.delays.any():
         low, high = np.percentile(found.delays, (50, 99))
         yield f"delay      mean {found.delays.mean():.1f}, p50 {low:.0f}, p99 {high:.0f}, most {found.delays.max()}"

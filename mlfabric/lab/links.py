@@ -1,7 +1,7 @@
 """The emulated network: hosts with links, what streams carry over them, latency, cuts.
 
-Each host has a link up and one down, whose rates may change. Streams share links max-min fairly; a piece of at most 16
-KiB arrives as a whole. Between two hosts that are cut off nothing arrives: streams wait, as TCP does, and go on later.
+Each host has a link up and one down, whose rates may change. Streams share links max-min fairly; a piece arrives as a
+whole. Between two hosts that are cut off nothing arrives: streams wait, as TCP does, and go on later.
 The kernel of a process that is stopped still receives; the connections of one that has died are reset.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from mlfabric.channels.backlog import Path
-from mlfabric.channels.memory import SEGMENT_BYTES, MemoryStream, Pipe
+from mlfabric.channels.memory import PIECE_BYTES, SEGMENT_BYTES, MemoryStream, Pipe
 from mlfabric.lab.processes import PROCESS, Process
 from mlfabric.lab.shares import NO_LINK, Shares
 
@@ -71,6 +71,7 @@ class Links:
         latency_s: the least and the most that a piece of a stream takes.
 
     Attributes:
+        piece_bytes: how long a piece is at the most.
         message_s: returns how long the next message takes, by its source, its destination and its size in bytes.
     """
 
@@ -86,6 +87,7 @@ class Links:
         self._counted_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_changed = False
+        self.piece_bytes = PIECE_BYTES
         self.message_s: Callable[[str, str, int], float] = lambda *_: self.draw_latency_s()
         self._cuts: dict[tuple[str, str], None] = {}
         self._healed: list[Callable[[], None]] = []
@@ -164,7 +166,7 @@ class Links:
         links = NO_LINK, NO_LINK
         if source != destination:
             links = self._numbers["up", source], self._numbers["down", destination]
-        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow)), links)
+        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow), self.piece_bytes), links)
         connection.flows.append(flow)
         return flow
 

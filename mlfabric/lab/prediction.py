@@ -16,20 +16,23 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from mlfabric.channels.memory import SEGMENT_BYTES
 from mlfabric.errors import UsageError
 from mlfabric.lab.fabric import SCHEDULER_HOST, Fabric, FabricConfig, host_of
 from mlfabric.lab.links import NATURE
 from mlfabric.lab.message_costs import MessageCosts
 from mlfabric.lab.step_prediction import FLOAT32_BYTES, PredictedJob, StepEnd
 from mlfabric.scheduler.runner import rare_collections
-from mlfabric.twin.cluster import MOST_PLAYED, Cluster
+from mlfabric.twin.cluster import MOST_PLAYED, Cluster, Host
 from mlfabric.twin.draws import ComputeTimes, Weather
 from mlfabric.twin.outcome import Outcome, Recorder
 from mlfabric.twin.run_world import Progress
 
 __all__ = ["play_rounds"]
 
-MOST_BYTES = 1_000_000
+MOST_BYTES = 200_000
+PIECE_BYTES = 2 * SEGMENT_BYTES
+"""Of what arrives as a whole; with pieces of one segment rounds take 1 % less, and playing them half as long again."""
 JOIN_S, FOR_EVER_S = 60.0, 1e9
 
 
@@ -82,14 +85,19 @@ class _Play:
             workers=workers,
             hosts=workers + 1,
             link_bps=self._scale * fastest_bps,
-            are_rates_told=cluster.are_rates_told,
+            told_bps=tuple(self._told_bps(host) for host in cluster.workers),
             latency_s=(cluster.latency_s, cluster.latency_s),
         )
         self._fabric = Fabric(config, self._job, story_lines=0)
         self._loop = self._fabric.loop
         self._links = _WeatheredLinks(cluster, self._scale, self._fabric)
         costs = MessageCosts(self._loop.time, SCHEDULER_HOST, cluster.server.up_bps, cluster.control_s)
-        self._fabric.links.message_s = costs.message_s
+        self._fabric.links.message_s, self._fabric.links.piece_bytes = costs.message_s, PIECE_BYTES
+
+    def _told_bps(self, host: Host) -> tuple[int, int]:
+        """Return what the scheduler is told of a host's link; what nobody says counts as the fastest link's rate."""
+        scale = self._scale if self._cluster.are_rates_told else 0.0
+        return round(scale * host.up_bps), round(scale * host.down_bps)
 
     def run(self) -> Outcome:
         """Play to the end."""
@@ -118,10 +126,10 @@ class _Play:
         started_ns, computed_ns, ended_ns = (
             1e9 * (at_s - began_s) for at_s in (step.began_s, step.computed_s, step.ended_s)
         )
-        record.pushed[worker] += step.included + step.dropped
+        record.pushed[worker] += len(step.delays) + step.dropped
         record.dropped[worker] += step.dropped
-        if step.included:
-            record.commit(ended_ns, step.delay, step.included)
+        for delay in step.delays:
+            record.commit(ended_ns, delay)
         if step.step >= self._cluster.iterations:
             return
         record.ended_ns[worker, step.step] = ended_ns

@@ -19,6 +19,7 @@ __all__ = ["NO_LINK", "Shares"]
 NO_LINK = -1
 _ALMOST_BITS = 0.5
 _LEAST_BPS = 1.0
+_PLACES = 64
 
 Stream = TypeVar("Stream")
 
@@ -86,13 +87,12 @@ class Shares(Generic[Stream]):
         self._links_bps: NDArray[np.float64] = np.zeros(0)
         self._left: Any = np.zeros(0)
         self._users: Any = np.zeros(0, np.int64)
-        self._grow(64)
+        self._ends: NDArray[np.int64] = np.full((_PLACES, 2), NO_LINK)
+        self._columns: NDArray[np.float64] = np.zeros((3, _PLACES))
 
-    def _grow(self, places: int) -> None:
-        ends, columns = np.full((places, 2), NO_LINK), np.zeros((3, places))
-        if self.streams:
-            ends[: len(self._ends)], columns[:, : len(self._ends)] = self._ends, self._columns
-        self._ends, self._columns = ends, columns
+    def _grow(self) -> None:
+        self._ends = np.concatenate((self._ends, self._ends))
+        self._columns = np.concatenate((self._columns, self._columns), axis=1)
 
     def set_rate(self, link: int, bps: float) -> None:
         """Let a link carry so much; a new one has the next number."""
@@ -106,7 +106,7 @@ class Shares(Generic[Stream]):
         """Let a stream begin with something; it has no rate before these are shared out."""
         place = len(self.streams)
         if place == len(self._ends):
-            self._grow(2 * place)
+            self._grow()
         self.streams.append(stream)
         self._ends[place] = ends
         self._columns[:, place] = bits, 0.0, limit_bps

@@ -28,8 +28,8 @@ class StepEnd:
     """What a worker did in a step; instants in s.
 
     Args:
-        included, dropped: how many gradients, of this step or kept from earlier ones.
-        delay: of the included ones, in rounds.
+        delays: of each gradient that is in a round since this step, in rounds: its own, and those that were kept.
+        dropped: how many of them are in none and never will be.
     """
 
     worker: int
@@ -37,9 +37,8 @@ class StepEnd:
     began_s: float
     computed_s: float
     ended_s: float
-    included: int
-    dropped: int
-    delay: int
+    delays: tuple[int, ...] = ()
+    dropped: int = 0
 
 
 @dataclass(kw_only=True)
@@ -110,18 +109,20 @@ class _Learner:
         self.inbox = RoundInbox(job.workers, self._copy_state)
         self.steps = 0
         self._job, self._life = job, life
-        self._version = self._kept = 0
+        self._version = 0
+        self._kept: list[int] = []
+        """From which version each gradient was computed that is kept for the next step."""
         self._gradient = memoryview(bytes(job.size_bytes))
 
     async def step(self) -> None:
         """Compute, offer, apply."""
         job, life = self._job, self._life
         assert life.daemon is not None, "it has joined"
-        loop, computed_from, step = life.fabric.loop, self._version, self.steps
+        loop, own, step = life.fabric.loop, [*self._kept, self._version], self.steps
         began_s = loop.time()
         await asyncio.sleep(job.compute_s(life.index, step))
         computed_s = loop.time()
-        included, dropped, delay = await self._offer(computed_from)
+        delays, dropped = await self._offer(own)
         self.steps += 1
         job.ended(
             StepEnd(
@@ -130,35 +131,32 @@ class _Learner:
                 began_s=began_s,
                 computed_s=computed_s,
                 ended_s=loop.time(),
-                included=included,
+                delays=tuple(delays),
                 dropped=dropped,
-                delay=delay,
             )
         )
 
-    async def _offer(self, computed_from: int) -> tuple[int, int, int]:
-        """Offer a gradient; return how many were included and dropped, and the delay."""
-        job, own = self._job, self._kept + 1
+    async def _offer(self, own: list[int]) -> tuple[list[int], int]:
+        """Offer gradients that were computed from these versions; return their delays, or how many were dropped."""
+        job, daemon = self._job, self._life.daemon
+        assert daemon is not None, "it has joined"
+        self._kept = []
         if await self.take_state():
-            self._kept = 0
-            return 0, own, 0
+            return [], len(own)
         if job.mode is Mode.PARTIAL and not self.inbox.is_empty:
             await self._apply_all()
             self._kept = own
-            return 0, 0, 0
+            return [], 0
         result = self.inbox.buffer(padded_bytes(job.size_bytes))
         buffers = ReduceBuffers(given=self._gradient, result=result, dtype="float32")
-        daemon = self._life.daemon
-        assert daemon is not None, "it has joined"
-        outcome = await daemon.reduce(buffers, ReduceOp.SUM, job.workers, computed_from, own, RATES)
-        self._kept = 0
+        outcome = await daemon.reduce(buffers, ReduceOp.SUM, job.workers, own[-1], len(own), RATES)
         if isinstance(outcome, act.PassOver):
             self.inbox.give_back(result)
             await self._apply_all()
-            self._kept = own if outcome.keep else 0
-            return 0, own - self._kept, 0
+            self._kept = own if outcome.keep else []
+            return [], len(own) - len(self._kept)
         await self._apply_all()
-        return own, 0, outcome.version - 1 - computed_from
+        return [outcome.version - 1 - version for version in own], 0
 
     async def _apply_all(self) -> None:
         assert self._life.daemon is not None, "it has joined"

@@ -28,6 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -207,7 +208,7 @@ def advise(
     )
 
 
-def value_of_an_update(delays: NDArray[np.int64] | NDArray[np.float64], workers: int, staleness: float) -> float:
+def value_of_an_update(delays: NDArray[Any], workers: int, staleness: float) -> float:
     """Return what an update is worth against a fresh one, 0 to 1, by the delays of all (Koloskova et al., 2022).
 
     Args:

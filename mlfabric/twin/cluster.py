@@ -194,7 +194,7 @@ class Cluster:
     model_bytes: int = 100_000_000
     mode: Mode = Mode.ASYNCHRONOUS
     tau_max: int | None = None
-    rounds: RoundOptions = RoundOptions()
+    rounds: RoundOptions = field(default_factory=RoundOptions)
     slack: int = 3
     in_flight: int = 1
     aggregators: tuple[str, ...] = ()

@@ -10,8 +10,8 @@ others in between is not modelled.
 Links are shared as TCP would in the long run: nobody goes faster than its pace, and what some cannot use of a link, be
 it for their pace or for their other link, the others have in equal parts (max-min fairness). Each link has a *level*:
 what a transfer may have of it at most. It follows from the levels of the other links of its transfers, so a change goes
-on from link to link until nothing changes any more. What changes at one instant is shared out once, before time goes on or a rate is looked at: many transfers that share a link
-begin and end together.
+on from link to link until nothing changes any more. What changes at one instant is shared out once, before time goes on
+or a rate is looked at: many transfers that share a link begin and end together.
 
 Times are in ns, rates in bits per ns.
 """

@@ -21,7 +21,6 @@ from __future__ import annotations
 import logging
 from enum import Enum
 
-from mlfabric.model.specs import Mode
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.outcome import Outcome

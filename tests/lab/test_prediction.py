@@ -40,7 +40,7 @@ def test_every_step_is_made_and_every_gradient_ends_once(mode: Mode, seed: int) 
     assert (found.link_use <= 1.0 + 1e-6).all()
     assert found.link_use[:5].min() > 0.01
     assert set(found.members.tolist()) <= set(range(1, 6))
-    assert found.delays.max() <= (cluster.rounds.tau_max if mode is Mode.ELASTIC else 0)
+    assert mode is Mode.PARTIAL or found.delays.max() <= (cluster.rounds.tau_max if mode is Mode.ELASTIC else 0)
     assert mode is not Mode.ALL_REDUCE or set(found.members.tolist()) == {5}
     assert {span.what for span in found.spans} == {"compute", "send"}
 

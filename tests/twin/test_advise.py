@@ -117,14 +117,18 @@ def test_only_the_best_are_run_for_all_steps_and_the_longest_run_of_an_option_co
         return prediction(0.3 if is_misleading else 0.5 if option.mode is Mode.SYNCHRONOUS else 1.0)
 
     found, played = advise(cluster(iterations=1000), predict), [Option(mode=mode) for mode in PLAYED]
-    assert [option for option, steps in lengths if steps == 25] == [row.option for row in found.rows if row.option not in played]
+    assert [option for option, steps in lengths if steps == 25] == [
+        row.option for row in found.rows if row.option not in played
+    ]
     assert [option for option, steps in lengths if steps == PLAYED_ITERATIONS] == [Option(mode=None), *played]
     long = [option for option, steps in lengths if steps == 100]
     assert long[0] == Option(mode=None)
     assert Option(mode=Mode.ASYNCHRONOUS, tau_max=WORKERS) in long
     assert len(long) == 4
     assert found.best.option == Option(mode=Mode.SYNCHRONOUS, aggregators=0)
-    assert {row.option: row.iterations for row in found.rows} == {option: max(steps for other, steps in lengths if other == option) for option, _ in lengths}
+    assert {row.option: row.iterations for row in found.rows} == {
+        option: max(steps for other, steps in lengths if other == option) for option, _ in lengths
+    }
 
 
 def test_a_cluster_with_very_many_workers_is_not_played():
