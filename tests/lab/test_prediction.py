@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,16 @@ from tests.twin.clusters import cluster_of
 pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(300)]
 
 
-def rounds_of(workers: int, mode: Mode = Mode.ELASTIC, stragglers: str = "C0", **changed: object) -> Cluster:
+def rounds_of(workers: int, mode: Mode = Mode.ELASTIC, stragglers: str = "C0", **changed: Any) -> Cluster:
     """Return hosts with 20 Mbit/s, over which a tensor takes 80 ms."""
     compute = Compute(mean_s=0.1, stragglers=COMPUTE[stragglers])
-    usual = {"rate_bps": 2e7, "iterations": 10, "compute": compute, "mode": mode, "model_bytes": 200_000}
+    usual: dict[str, Any] = {
+        "rate_bps": 2e7,
+        "iterations": 10,
+        "compute": compute,
+        "mode": mode,
+        "model_bytes": 200_000,
+    }
     return cluster_of(workers, **{**usual, **changed})
 
 
