@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from mlfabric.cli.clusters import read_cluster
+from mlfabric.lab.simulation import simulate
 from mlfabric.model.specs import Method
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Cluster
-from mlfabric.twin.run import simulate
 
 __all__ = ["run"]
 

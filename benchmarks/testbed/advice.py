@@ -6,9 +6,9 @@ from functools import cache
 
 from benchmarks.testbed.cells import Cell
 from benchmarks.testbed.runs import BASE_COMPUTE_S, worker_name
+from mlfabric.lab.simulation import predict
 from mlfabric.twin.advise import advise
 from mlfabric.twin.cluster import Cluster, Compute, Host
-from mlfabric.twin.run import predict
 from mlfabric.twin.settings import COMPUTE, NETWORK
 
 __all__ = ["advised_bound", "cluster_of"]

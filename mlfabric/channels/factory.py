@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.channels.memory import MemoryChannel, MemoryOptions
 from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
@@ -26,6 +27,9 @@ class Channel(Protocol):
         Raises:
             UnavailableError: nobody answers there.
         """
+
+    def link_counter(self) -> LinkCounter | None:
+        """Return what counts the bytes of this host's link, once it listens; None if nothing does."""
 
     async def close(self) -> None:
         """Stop accepting, cancel the handlers, close every connection; leave nothing behind."""

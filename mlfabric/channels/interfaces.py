@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
+from typing import TypeAlias
 
 import psutil
 
-__all__ = ["carried_bytes", "interface_of", "is_loopback"]
+__all__ = ["LinkCounter", "carried_bytes", "counter_of", "interface_of", "is_loopback"]
+
+LinkCounter: TypeAlias = Callable[[], tuple[int, int] | None]
+"""Returns how many bytes a link has sent and received in all, of whatever program; None if that is unknown."""
 
 
 def interface_of(host: str) -> str:
@@ -31,3 +36,13 @@ def carried_bytes(interface: str) -> tuple[int, int] | None:
     """Return how many bytes an interface has sent and received in all; None if it is gone."""
     counters = psutil.net_io_counters(pernic=True).get(interface)
     return None if counters is None else (counters.bytes_sent, counters.bytes_recv)
+
+
+def counter_of(address: str) -> LinkCounter | None:
+    """Return what reads the counters of the interface that has an address; None of a loopback or unknown one.
+
+    Args:
+        address: ``host:port``.
+    """
+    interface = interface_of(address.rpartition(":")[0].strip("[]"))
+    return None if not interface or is_loopback(interface) else lambda: carried_bytes(interface)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlfabric.channels.backlog import Path
+from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.roster import Roster
 from mlfabric.channels.stream import Connection, Handler
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.security import LOOPBACK, Security
 
-__all__ = ["MemoryChannel", "MemoryNetwork", "MemoryOptions", "MemoryStream", "Pipe"]
+__all__ = ["PIECE_BYTES", "MemoryChannel", "MemoryNetwork", "MemoryOptions", "MemoryStream", "Pipe"]
 
 WINDOW_BYTES = 256 * 1024
 PIECE_BYTES = 16 * 1024
@@ -31,16 +32,17 @@ class Pipe:
 
     Args:
         carry: called when something was written; the network then calls :meth:`arrive` for each piece, in order.
+        piece_bytes: how long a piece is at the most, > 0.
 
     Attributes:
         written: pieces that the network has not carried yet; an empty one is the end.
         most_bps: the rate at which the writer wants them spread; 0 for as fast as it goes.
     """
 
-    def __init__(self, carry: Callable[[Pipe], None]) -> None:
+    def __init__(self, carry: Callable[[Pipe], None], piece_bytes: int = PIECE_BYTES) -> None:
         self.written: deque[bytes] = deque()
         self.most_bps = 0
-        self._carry = carry
+        self._carry, self._piece_bytes = carry, piece_bytes
         self._written_bytes = self._arrived_bytes = self._read_bytes = 0
         self._arrived = bytearray()
         self._is_shut = self._has_ended = self._is_unread = False
@@ -91,7 +93,8 @@ class Pipe:
         if self._is_shut:
             raise BrokenPipeError("this end was shut down")
         n = min(len(data), self._room_bytes)
-        self.written.extend(bytes(data[at : min(n, at + PIECE_BYTES)]) for at in range(0, n, PIECE_BYTES))
+        piece_bytes = self._piece_bytes
+        self.written.extend(bytes(data[at : min(n, at + piece_bytes)]) for at in range(0, n, piece_bytes))
         self._written_bytes += n
         if n:
             self._carry(self)
@@ -270,6 +273,9 @@ class MemoryNetwork(Protocol):
     def unlisten(self, address: str) -> None:
         """Accept nothing more there."""
 
+    def carried_bytes(self, host: str) -> tuple[int, int]:
+        """Return how many bytes a host's link has sent and received."""
+
     async def dial(self, host: str, address: str) -> MemoryStream:
         """Connect from a host.
 
@@ -336,6 +342,10 @@ class MemoryChannel:
         except OSError as error:  # TimeoutError, too
             reason = str(error) or f"no answer within {options.connect_timeout_s} s"
             raise UnavailableError(f"cannot reach {address}: {reason}") from error
+
+    def link_counter(self) -> LinkCounter:
+        """Return what counts the bytes of this host's link."""
+        return lambda: self._options.network.carried_bytes(self._options.host)
 
     async def close(self) -> None:
         """Stop accepting, cancel the handlers, close every connection."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets, tls
+from mlfabric.channels.interfaces import LinkCounter, counter_of
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
 from mlfabric.channels.limits import MOST_CONNECTIONS, Limits
 from mlfabric.channels.roster import Roster
@@ -135,7 +136,15 @@ class TcpChannel:
         options.security.check(options.bind, "--bind")
         self._listener = sockets.bind_listener(options.bind, options.ports, options.buffer_bytes)
         self._accept_from(self._listener, handler)
-        return sockets.address_text(options.advertised_host or options.bind, self._listener.getsockname()[1])
+        return self._address_of(self._listener)
+
+    def link_counter(self) -> LinkCounter | None:
+        """Return what counts the bytes of the interface that others reach; None if it is a loopback or unknown."""
+        return None if self._listener is None else counter_of(self._address_of(self._listener))
+
+    def _address_of(self, listener: socket.socket) -> str:
+        options = self._options
+        return sockets.address_text(options.advertised_host or options.bind, listener.getsockname()[1])
 
     def serve_by(self, handler: Handler) -> None:
         """Let another handler serve the connections that are accepted from now on."""

@@ -17,14 +17,13 @@ from mlfabric.cli import tables
 from mlfabric.cli.clusters import read_cluster
 from mlfabric.cli.json_files import check_writable, write_json
 from mlfabric.cli.record_command import read_trace
-from mlfabric.model.specs import Method
-from mlfabric.twin.advise import USUAL_STALENESS, WORTH_IT, Advice, Option, Row, Verdict, advise
+from mlfabric.twin.advise import PLAYED, USUAL_STALENESS, WORTH_IT, Advice, Option, Row, Verdict, advise
 from mlfabric.twin.cluster import Cluster
 
 __all__ = ["add_to"]
 
 _COLUMNS = (
-    *("method", "tau_max>", "slack>", "aggregators>", "steps>", "step s>", "updates dropped>"),
+    *("method", "tau_max>", "slack>", "aggregators>", "steps>", "step s>", "workers in a round>", "updates dropped>"),
     *("delay mean>", "delay max>", "worth of an update>", "gain over ring>"),
 )
 
@@ -41,10 +40,10 @@ def give_advice(
     """Say how to train on a cluster.
 
     Which method, delay bound or slack, number of aggregators and replica bound gain most over plain ring all-reduce; or
-    that plain all-reduce is best. Tries them in the twin, the best few for longer, and shows what it found.
+    that plain all-reduce is best. Simulates them, the best few for longer, and shows what it found.
     """
+    from mlfabric.lab.simulation import predict
     from mlfabric.planning import warm_up
-    from mlfabric.twin.run import predict
 
     check_writable(json_file)
     cluster = _cluster(file)
@@ -78,14 +77,15 @@ def _name(option: Option) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     option, found = row.option, row.found
-    is_late = option.method in (Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS) and len(found.delays) > 0
+    is_late = option.is_late and len(found.delays) > 0
     return (
         _name(option),
         "-" if option.tau_max is None else str(option.tau_max),
         "-" if option.slack is None else str(option.slack),
-        "-" if option.method in (None, Method.ALL_REDUCE) else str(option.aggregators),
+        "-" if option.method is None or option.method in PLAYED else str(option.aggregators),
         str(row.iterations),
         f"{found.step_s:.3f}",
+        f"{found.members:.1f}" if found.members else "-",
         f"{found.dropped_share:.1%}" if is_late else "-",
         f"{found.delays.mean():.1f}" if is_late else "-",
         str(found.delays.max()) if is_late else "-",
@@ -100,7 +100,7 @@ def _words(found: Advice) -> Iterator[str]:
     if found.verdict is Verdict.PLAIN:
         yield (
             f"Use plain all-reduce: the best of mlfabric ({_name(best.option)}) would gain {best.gain:.2f} times, "
-            f"and the twin means to be right within 15 %, so less than {WORTH_IT} is not worth a fabric."
+            f"and predictions mean to be right within 15 %, so less than {WORTH_IT} is not worth a fabric."
         )
     else:
         yield f"Use {_setting(best.option)}: {best.gain:.2f} times as fast as plain ring all-reduce."
@@ -120,7 +120,7 @@ def _setting(option: Option) -> str:
         parts.append(f"tau_max={option.tau_max}")
     if option.slack is not None:
         parts.append(f"slack={option.slack}")
-    if option.method is not Method.ALL_REDUCE:
+    if option.method not in PLAYED:
         parts.append(f"--aggregators {option.aggregators}")
     return ", ".join(parts)
 
@@ -144,6 +144,7 @@ def _row(row: Row) -> dict[str, Any]:
         "aggregators": row.option.aggregators,
         "iterations": row.iterations,
         "step_s": row.found.step_s,
+        "workers_in_a_round": row.found.members,
         "dropped_share": row.found.dropped_share,
         "delay_mean": float(delays.mean()) if len(delays) else None,
         "delay_max": int(delays.max()) if len(delays) else None,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mlfabric.cli.fields import Fields, read_text
 from mlfabric.errors import ConfigError
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.twin.cluster import Cluster, Compute, Histogram, Host, RateLine, Spread
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 from mlfabric.twin.trace import parse_trace
@@ -37,7 +38,9 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _cluster(whole: Fields, folder: Path) -> Cluster:
-    fabric, links, run, planner = (whole.table(name) for name in ("fabric", "links", "run", "planner"))
+    fabric, links, run, planner, rounds = (
+        whole.table(name) for name in ("fabric", "links", "run", "planner", "rounds")
+    )
     usual = _traced(whole, links, folder) if "trace" in links else _drawn(whole, fabric, links)
     compute = _compute(whole.table("compute"), folder) if "compute" in whole else usual.compute
     found = replace(
@@ -57,15 +60,26 @@ def _cluster(whole: Fields, folder: Path) -> Cluster:
         in_flight=fabric.whole("in_flight", usual.in_flight, least=1),
         tau_max=planner.whole("tau_max") if "tau_max" in planner else usual.tau_max,
         slack=planner.whole("slack", usual.slack),
+        rounds=_rounds(rounds),
         chunk_bytes=planner.size_bytes("chunk", str(usual.chunk_bytes)),
         iterations=run.whole("iterations", usual.iterations, least=1),
         seed=run.whole("seed", usual.seed),
     )
     whole.table("compute")
     planner.whole_or_none("tau_max")
-    for table in (fabric, links, run, planner, whole):
+    for table in (fabric, links, run, planner, rounds, whole):
         table.done()
     return found
+
+
+def _rounds(given: Fields) -> RoundOptions:
+    usual = RoundOptions()
+    return RoundOptions(
+        tau_max=given.whole("tau_max", usual.tau_max),
+        at_least=given.number("at_least", usual.at_least),
+        quorum=given.text("quorum", usual.quorum),
+        full_every=given.whole("full_every", usual.full_every),
+    )
 
 
 def _drawn(whole: Fields, fabric: Fields, links: Fields) -> Cluster:

@@ -47,7 +47,7 @@ def simulate(
     """Show what a cluster would do, in virtual time.
 
     A file describes it; docs/twin.md says how. The planner is the live scheduler's; nothing is sent, and no fabric is
-    needed. The same file gives the same figures.
+    needed. Modes without a server are played by the real scheduler and workers. The same file gives the same figures.
     """
     if compare and picture is not None:
         raise UsageError("--compare and --picture were both given; a picture is of one run: give one of them")
@@ -70,7 +70,7 @@ def simulate(
 
 
 def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) -> dict[str, object]:
-    from mlfabric.twin.run import simulate as run
+    from mlfabric.lab.simulation import simulate as run
 
     with _bars() as began:
         found = run(cluster, progress=began(cluster.method.value), spans_s=picture_s if picture else 0.0)
@@ -86,10 +86,17 @@ def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) 
 
 def _compare(cluster: Cluster, shows: bool) -> list[dict[str, object]]:
     from mlfabric.cli.tables import console, table
-    from mlfabric.twin.comparison import WAYS, compare
+    from mlfabric.lab.simulation import simulate as run
+    from mlfabric.lab.simulation import ways_of
+    from mlfabric.twin.comparison import compare
 
+    ways = ways_of(cluster)
     with _bars() as began:
-        rows = compare(cluster, lambda way: began(f"{WAYS.index(way) + 1} of {len(WAYS)}: {way.value}"))
+        rows = compare(
+            cluster,
+            lambda way: run(cluster, way, progress=began(f"{ways.index(way) + 1} of {len(ways)}: {way.value}")),
+            ways,
+        )
     if shows:
         columns = ("way", "iteration s>", "p50>", "p99>", "by formula>", "updates/s>", "delay>", "dropped>", "vs ring>")
         console().print(table("", columns, (_row(row) for row in rows)))
@@ -117,6 +124,9 @@ def _lines(found: Outcome) -> Iterator[str]:
     yield f"{found.name}: {len(found.hosts) - 1} workers, {found.ended_s.shape[1]} steps each"
     yield f"iteration  mean {found.mean_iteration_s:.3f} s, p50 {p50:.3f} s, p99 {p99:.3f} s"
     yield f"updates    {found.updates_per_s:.1f} /s"
+    if len(found.members):
+        share = f"least share of a worker {found.least_share:.2f}"
+        yield f"rounds     {len(found.members)}, {found.mean_members:.1f} workers in each; {share}"
     if found.delays.any():
         low, high = np.percentile(found.delays, (50, 99))
         yield f"delay      mean {found.delays.mean():.1f}, p50 {low:.0f}, p99 {high:.0f}, most {found.delays.max()}"
@@ -141,6 +151,8 @@ def as_plain(found: Outcome) -> dict[str, object]:
         "iteration_s": {"mean": found.mean_iteration_s, "p50": float(p[0]), "p99": float(p[1])},
         "updates_per_s": found.updates_per_s,
         "delays": {str(delay): int(count) for delay, count in zip(delays, counts, strict=True)},
+        "members": {"rounds": len(found.members), "mean": found.mean_members},
+        "least_share": found.least_share,
         "drop_share": found.drop_share,
         "pushed": dict(zip(hosts[:-1], found.pushed.tolist(), strict=True)),
         "dropped": dict(zip(hosts[:-1], found.dropped.tolist(), strict=True)),

@@ -112,7 +112,7 @@ class Line:
 
     def ask(self, message: bytes) -> None:
         """Send a message to the scheduler."""
-        self._up.send(lambda: self._to_server(lambda: self.requests.put(message)))
+        self._up.send(lambda: self._to_server(lambda: self.requests.put(message)), len(message))
 
     def give_up(self, end: BaseException) -> None:
         """End the call from the member's end."""
@@ -145,7 +145,7 @@ class Line:
         code, details = _OK, ""
         try:
             async for message in server.answers(self.method, self.requests):
-                self._down.send(lambda message=message: self.client.call(self.answers.put, message))  # type: ignore[misc]
+                self._answer(message)
         except _AbortedError as error:
             code, details = error.code, error.details
         except asyncio.CancelledError:
@@ -154,6 +154,9 @@ class Line:
             server.lines.pop(self, None)
             self.requests.close(StopAsyncIteration())
             self._end(code, details)
+
+    def _answer(self, message: bytes) -> None:
+        self._down.send(lambda: self.client.call(self.answers.put, message), len(message))
 
     def _end(self, code: grpc.StatusCode, details: str) -> None:
         self._down.send(lambda: self.client.call(self.answers.close, _status(code, details)))

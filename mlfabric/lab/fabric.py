@@ -73,6 +73,7 @@ class FabricConfig:
         workers: how many the job has.
         hosts: how many there are, the scheduler's among them.
         link_bps: of each host's link, each way.
+        told_bps: what each worker says that its link carries, up and down, 0 for nothing; None for ``link_bps``.
         latency_s: the least and the most that a message takes.
         state_dir: where the scheduler keeps its term.
     """
@@ -81,6 +82,7 @@ class FabricConfig:
     workers: int = 2
     hosts: int = 8
     link_bps: float = 100e6
+    told_bps: tuple[tuple[int, int], ...] | None = None
     latency_s: tuple[float, float] = (0.0002, 0.002)
     state_dir: Path | None = None
 
@@ -223,11 +225,12 @@ class Fabric:
     async def _live(self, life: Life) -> None:
         config, host = self.config, life.process.host
         bps = round(config.link_bps)
+        up_bps, down_bps = (bps, bps) if config.told_bps is None else config.told_bps[life.index]
         settings = WorkerSettings(
             scheduler=f"{SCHEDULER_HOST}:{PORT}",
             name=life.name,
             host=host,
-            tcp=MemoryOptions(network=self.links, host=host, up_bps=bps, down_bps=bps),
+            tcp=MemoryOptions(network=self.links, host=host, up_bps=up_bps, down_bps=down_bps),
         )
         life.link = MemoryLink(self.calls, self._datagrams)
         claim = JobClaim(workers=config.workers, resume=Resume.GO_ON)

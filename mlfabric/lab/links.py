@@ -1,7 +1,7 @@
 """The emulated network: hosts with links, what streams carry over them, latency, cuts.
 
-Each host has a link up and one down, whose rates may change. Streams share links max-min fairly; a piece of at most 16
-KiB arrives as a whole. Between two hosts that are cut off nothing arrives: streams wait, as TCP does, and go on later.
+Each host has a link up and one down, whose rates may change. Streams share links max-min fairly; a piece arrives as a
+whole. Between two hosts that are cut off nothing arrives: streams wait, as TCP does, and go on later.
 The kernel of a process that is stopped still receives; the connections of one that has died are reset.
 """
 
@@ -9,47 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextvars import Context
 from dataclasses import dataclass, field
 from itertools import count
 
 from mlfabric.channels.backlog import Path
-from mlfabric.channels.memory import SEGMENT_BYTES, MemoryStream, Pipe
+from mlfabric.channels.memory import PIECE_BYTES, SEGMENT_BYTES, MemoryStream, Pipe
 from mlfabric.lab.processes import PROCESS, Process
+from mlfabric.lab.shares import NO_LINK, Shares
 
-__all__ = ["NATURE", "Links", "Way", "fair_rates_bps"]
+__all__ = ["NATURE", "Links", "Way"]
 
 NATURE = Context()
 """The context of what no process does: timers of the network and of the storm."""
 WITHIN_HOST_BPS = 40e9
 DIAL_AGAIN_S = 1.0
-INFINITE = float("inf")
 _ONE_NS = 1e-9
-_ALMOST_BITS = 0.5
-_LEAST_BPS = 1.0
 
 Link = tuple[str, str]
 """Direction ("up" or "down") and host."""
-
-
-def fair_rates_bps(flows: Sequence[tuple[tuple[Link, ...], float]], rates_bps: dict[Link, float]) -> list[float]:
-    """Return the max-min fair rates of streams, each given by the links that it crosses and its own limit."""
-    found = [limit for _, limit in flows]
-    left, rest = dict(rates_bps), list(range(len(flows)))
-    users = Counter(link for links, _ in flows for link in links)
-    while rest:
-        share, tightest = min(((left[link] / n, link) for link, n in users.items() if n), default=(INFINITE, None))
-        fixed = [index for index in rest if flows[index][1] <= share]
-        fixed = fixed or [index for index in rest if tightest in flows[index][0]]
-        for index in fixed:
-            found[index] = min(share, flows[index][1])
-            for link in flows[index][0]:
-                left[link] = max(0.0, left[link] - found[index])
-                users[link] -= 1
-        rest = [index for index in rest if index not in fixed]
-    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -60,14 +39,9 @@ class _Flow:
     source: str
     destination: str
     pipe: Pipe
-    left_bits: float = 0.0
-    bps: float = 0.0
+    links: tuple[int, int]
+    is_active: bool = False
     arrives_s: float = 0.0
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """What it crosses."""
-        return () if self.source == self.destination else (("up", self.source), ("down", self.destination))
 
     @property
     def limit_bps(self) -> float:
@@ -94,21 +68,27 @@ class Links:
     Args:
         loop: whose time it is; a virtual one, or any other.
         draw: the source of chance.
-        latency_s: the least and the most that a message takes.
+        latency_s: the least and the most that a piece of a stream takes.
+
+    Attributes:
+        piece_bytes: how long a piece is at the most.
+        message_s: returns how long the next message takes, by its source, its destination and its size in bytes.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, draw: random.Random, latency_s: tuple[float, float]) -> None:
         self.loop = loop
         self.latency_s = latency_s
         self._draw = draw
-        self._rates_bps: dict[Link, float] = {}
+        self._numbers: dict[Link, int] = {}
         self._listeners: dict[str, tuple[Process | None, Callable[[MemoryStream], None]]] = {}
         self._ports = count(7000)
         self._connections: dict[_Connection, None] = {}
-        self._active: dict[_Flow, None] = {}
+        self._active = Shares[_Flow]()
         self._counted_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_changed = False
+        self.piece_bytes = PIECE_BYTES
+        self.message_s: Callable[[str, str, int], float] = lambda *_: self.draw_latency_s()
         self._cuts: dict[tuple[str, str], None] = {}
         self._healed: list[Callable[[], None]] = []
 
@@ -117,9 +97,15 @@ class Links:
     def set_rate(self, host: str, direction: str, bps: float) -> None:
         """Let a host's link carry so much from now on."""
         self._count()
-        self._rates_bps[direction, host] = bps
+        self._active.set_rate(self._numbers.setdefault((direction, host), len(self._numbers)), bps)
         self._is_changed = True
         self._look_soon()
+
+    def carried_bytes(self, host: str) -> tuple[int, int]:
+        """Return how many bytes a host's link has sent and received."""
+        self._count()
+        up, down = (self._active.carried_bits[self._numbers[way, host]] for way in ("up", "down"))
+        return int(up / 8), int(down / 8)
 
     def is_cut(self, source: str, destination: str) -> bool:
         """Tell whether nothing arrives from one host at another."""
@@ -177,7 +163,10 @@ class Links:
         return MemoryStream(address, back.pipe, there.pipe, path)
 
     def _flow(self, connection: _Connection, source: str, destination: str) -> _Flow:
-        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow)))
+        links = NO_LINK, NO_LINK
+        if source != destination:
+            links = self._numbers["up", source], self._numbers["down", destination]
+        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow), self.piece_bytes), links)
         connection.flows.append(flow)
         return flow
 
@@ -211,18 +200,24 @@ class Links:
 
     def _begin(self, flow: _Flow) -> None:
         """Carry what was written, unless it is on its way already."""
-        if flow not in self._active and flow.pipe.written and not self.is_cut(flow.source, flow.destination):
+        if not flow.is_active and flow.pipe.written and not self.is_cut(flow.source, flow.destination):
             self._count()
-            flow.left_bits = 8.0 * len(flow.pipe.written[0])
-            self._active[flow] = None
+            flow.is_active = True
+            self._active.enter(flow, flow.links, 8.0 * len(flow.pipe.written[0]), flow.limit_bps)
             self._is_changed = True
             self._look_soon()
+
+    def _end(self, place: int) -> None:
+        self._active.streams[place].is_active = False
+        self._active.leave(place)
+        self._is_changed = True
 
     def _changed(self) -> None:
         """Stop or start streams after cuts have changed."""
         self._count()
-        for flow in [flow for flow in self._active if self.is_cut(flow.source, flow.destination)]:
-            del self._active[flow]
+        for place, flow in reversed(list(enumerate(self._active.streams))):
+            if self.is_cut(flow.source, flow.destination):
+                self._end(place)
         self._is_changed = True
         self._look_soon()
         for connection in list(self._connections):
@@ -233,15 +228,15 @@ class Links:
         """Take in what was carried since the last time, and let whole pieces arrive."""
         now_s = self.loop.time()
         passed_s, self._counted_s = now_s - self._counted_s, now_s
-        for flow in list(self._active):
+        for place in self._active.pass_time(passed_s):
+            flow = self._active.streams[place]
             written = flow.pipe.written
-            flow.left_bits -= flow.bps * passed_s
-            while written and flow.left_bits <= _ALMOST_BITS:
+            while written and self._active.is_through(place):
                 self._deliver(flow, written.popleft())
-                flow.left_bits += 8.0 * len(written[0]) if written else 0.0
+                if written:
+                    self._active.go_on(place, 8.0 * len(written[0]), flow.limit_bps)
             if not written:
-                del self._active[flow]
-                self._is_changed = True
+                self._end(place)
 
     def _deliver(self, flow: _Flow, piece: bytes) -> None:
         if flow.connection.breaks:
@@ -264,11 +259,9 @@ class Links:
         self._count()
         if self._is_changed:  # the links are divided anew
             self._is_changed = False
-            flows = [(flow.links, flow.limit_bps) for flow in self._active]
-            for flow, bps in zip(self._active, fair_rates_bps(flows, self._rates_bps), strict=True):
-                flow.bps = bps
-        if self._active:
-            self._look_soon(max(_ONE_NS, min(flow.left_bits / max(flow.bps, _LEAST_BPS) for flow in self._active)))
+            self._active.share_out()
+        if self._active.streams:
+            self._look_soon(max(_ONE_NS, self._active.next_s()))
 
 
 class Way:
@@ -286,9 +279,10 @@ class Way:
         self._held: list[Callable[[], None]] = []
         self._is_broken = False
 
-    def send(self, arrive: Callable[[], None]) -> None:
+    def send(self, arrive: Callable[[], None], size_bytes: int = 0) -> None:
         """Let a message arrive later."""
-        self._last_s = max(self._last_s + _ONE_NS, self._links.loop.time() + self._links.draw_latency_s())
+        takes_s = self._links.message_s(*self._ends, size_bytes)
+        self._last_s = max(self._last_s + _ONE_NS, self._links.loop.time() + takes_s)
         self._links.loop.call_at(self._last_s, self._arrive, arrive, context=NATURE)
 
     def _arrive(self, arrive: Callable[[], None]) -> None:

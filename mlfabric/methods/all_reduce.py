@@ -50,7 +50,6 @@ class Shaped:
     Args:
         trees: over all bytes, each byte in one; none of an empty tensor.
         transfers: what is to be reserved for them.
-        ring: the workers of a ring in turn; empty if it is none.
         without_stripes: they might have been used, but for not being allowed.
     """
 
@@ -58,7 +57,6 @@ class Shaped:
     trees: tuple[Trees, ...]
     transfers: tuple[Reservation, ...]
     reason: str
-    ring: tuple[str, ...] = ()
     without_stripes: bool = False
 
 
@@ -205,7 +203,7 @@ class _Making:
             parents = dict(itertools.pairwise(chain))
             pairs.append((workers[place], parents, dict(parents)))
         reserved = tuple(Reservation(path, ring.profile) for path in ring.paths)
-        return replace(self.shaped(Shape.RING, pairs, reason, transfers=reserved), ring=tuple(workers))
+        return self.shaped(Shape.RING, pairs, reason, transfers=reserved)
 
     def shaped(
         self,

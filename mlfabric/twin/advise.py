@@ -1,4 +1,4 @@
-"""Which method, bounds and aggregators to train with on a cluster: a small grid of them in the twin, and a choice.
+"""Which method, bounds and aggregators to train with on a cluster: a small grid of them is simulated, and a choice made.
 
 Everything is compared with plain ring all-reduce: *gain* is how many times as fast training gets on. In a step each
 worker's gradient is used once, so asynchronous training makes a step with as many updates as there are workers.
@@ -9,13 +9,15 @@ can know. The rule here follows the rate of Koloskova, Stich and Jaggi (2022), O
 stands where N does. So an update is worth 1 / (1 + q (sqrt(tau_max tau_avg) / N - 1)) of a fresh one, and never more
 than one; q is the share of the steps that are needed for the second term. It is the model's and the batch's: 0.1 unless
 said, which is a guess and no measurement. Near the end of training, where noise decides, it is smaller; early, or with
-a high learning rate, larger. The delays are those that the twin saw, not the bound.
+a high learning rate, larger. The delays are those that were seen, not the bound; those in rounds count as many updates
+as a round has workers.
 
 *A bound too small* drops updates: updates/s x (time from reading the model to commit) <= tau_max + 1.
 
 *Short runs first.* Every option is run for a quarter of the steps, all with the same stragglers and the same weather,
 and the best few for all of them, next to a ring for as many: the longer the run, the more weather it has seen. That is
-successive halving (Jamieson and Talwalkar, 2016) in two rounds.
+successive halving (Jamieson and Talwalkar, 2016) in two rounds. Modes without a server are played message by message,
+which takes seconds for each: once, for fewer steps, next to a ring for as many.
 
 *When plain all-reduce is best.* The twin's aim is to be right within 15 %, so what gains less is not worth a fabric.
 """
@@ -23,16 +25,17 @@ successive halving (Jamieson and Talwalkar, 2016) in two rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlfabric.errors import ConfigError
 from mlfabric.model.specs import Method
-from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.cluster import MOST_PLAYED, Cluster
 
 __all__ = [
     "WORTH_IT",
@@ -52,8 +55,10 @@ BOUNDS_PER_WORKER = (1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 FIRST_BOUND = 2.0
 SLACKS = (1, 3, 8)
 ADVICE_ITERATIONS, SHORT_SHARE = 100, 4
+PLAYED_ITERATIONS = 20
 FINALISTS = 3
-_LATE = (Method.ASYNCHRONOUS, Method.STALE_SYNCHRONOUS)
+PLAYED = (Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)
+_SYNCHRONOUS = (None, Method.SYNCHRONOUS, Method.ALL_REDUCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,11 +69,13 @@ class Prediction:
         step_s: mean time in which as many updates are applied as there are workers, > 0.
         delays: of the updates that were applied, >= 0.
         dropped_share: of all updates, 0 to 1.
+        members: how many workers are in a round on average; 0 where the method has a server.
     """
 
     step_s: float
     delays: NDArray[np.int64]
     dropped_share: float
+    members: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +93,11 @@ class Option:
     tau_max: int | None = None
     slack: int | None = None
     aggregators: int = 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether workers do not wait for all others."""
+        return self.method not in _SYNCHRONOUS
 
     def on(self, cluster: Cluster, iterations: int) -> Cluster:
         """Return a cluster that trains like this for so many steps of each worker."""
@@ -178,24 +190,27 @@ def advise(
     trial = _Trial(cluster, predict, staleness, on_progress)
     iterations = min(cluster.iterations, ADVICE_ITERATIONS)
     trial.begin(-(-iterations // SHORT_SHARE))
-    trial.run_all([Option(method=Method.ALL_REDUCE), *_shapes(workers)])
+    trial.run_all(_shapes(workers))
     best = max((row for row in trial.rows if row.option.method is Method.ASYNCHRONOUS), key=_rank)
     trial.run_all(_bounds(workers, best.option.aggregators))
     finalists = _different(sorted(trial.rows[1:], key=_rank, reverse=True))[:FINALISTS]
     trial.begin(iterations)
     trial.run_all([row.option for row in finalists])
+    longest = [row for row in trial.rows[1:] if row.iterations == iterations]
+    trial.begin(min(iterations, PLAYED_ITERATIONS))
+    played = trial.run_all(Option(method=method) for method in PLAYED if workers <= MOST_PLAYED)
     trial.end()
-    chosen = max((row for row in trial.rows[1:] if row.iterations == iterations), key=_rank)
+    chosen = max([*longest, *played], key=_rank)
     return Advice(
         verdict=Verdict.FABRIC if chosen.gain >= WORTH_IT else Verdict.PLAIN,
         rows=tuple(trial.rows),
         best=chosen,
-        replica_updates=None if chosen.option.method is Method.ALL_REDUCE else replica_bound(cluster, chosen.found),
+        replica_updates=None if chosen.option.method in PLAYED else replica_bound(cluster, chosen.found),
         staleness=staleness,
     )
 
 
-def value_of_an_update(delays: NDArray[np.int64], workers: int, staleness: float) -> float:
+def value_of_an_update(delays: NDArray[Any], workers: int, staleness: float) -> float:
     """Return what an update is worth against a fresh one, 0 to 1, by the delays of all (Koloskova et al., 2022).
 
     Args:
@@ -248,7 +263,7 @@ def _rank(row: Row) -> tuple[float, int]:
 
 
 class _Trial:
-    """What has been tried; ``rows`` has the longest run of each option, plain ring all-reduce first."""
+    """What has been tried; ``rows`` has the last run of each option, plain ring all-reduce first, its longest one."""
 
     def __init__(
         self, cluster: Cluster, predict: Predict, staleness: float, on_progress: Callable[[int, int], None] | None
@@ -257,36 +272,36 @@ class _Trial:
         self._cluster, self._predict, self._staleness, self._on_progress = cluster, predict, staleness, on_progress
         self._iterations = self._done = 0
         workers = len(cluster.workers)
-        self._total = 3 + len(list(_shapes(workers))) + len(_bounds(workers, 0)) + FINALISTS
+        self._total = 3 + len(list(_shapes(workers))) + len(_bounds(workers, 0)) + FINALISTS + len(PLAYED)
+        self._plain_s = 0.0
 
     def begin(self, iterations: int) -> None:
         """Go on with runs of another length, the first of which is a plain ring's."""
         self._iterations = iterations
-        self._run(Option(method=None))
+        plain = self._run(Option(method=None))
+        self._plain_s = plain.found.step_s
+        if not self.rows or self.rows[0].iterations < iterations:
+            self.rows[:1] = [plain]
 
     def end(self) -> None:
         """Say that all has been tried, where there were fewer different options than might be."""
         if self._done < self._total:
             self._tell(self._total)
 
-    def run_all(self, options: Sequence[Option]) -> None:
-        """Try options."""
-        for option in options:
-            self._run(option)
+    def run_all(self, options: Iterable[Option]) -> list[Row]:
+        """Try options; return what is to be expected of them."""
+        found = {option: self._run(option) for option in options}
+        known = {row.option: row for row in self.rows}
+        self.rows[:] = {**known, **found}.values()
+        return list(found.values())
 
-    def _run(self, option: Option) -> None:
+    def _run(self, option: Option) -> Row:
         found = self._predict(option.on(self._cluster, self._iterations), option)
-        delays = found.delays if option.method in _LATE else found.delays[:0]
+        delays = found.delays * max(1.0, found.members) if option.is_late else found.delays[:0]
         value = value_of_an_update(delays, len(self._cluster.workers), self._staleness)
-        plain_s = found.step_s if option.method is None else self.rows[0].found.step_s
-        gain = value * plain_s / found.step_s
-        row = Row(option=option, found=found, value=value, gain=gain, iterations=self._iterations)
-        places = [place for place, known in enumerate(self.rows) if known.option == option]
-        if places:
-            self.rows[places[0]] = row
-        else:
-            self.rows.append(row)
+        gain = 1.0 if option.method is None else value * self._plain_s / found.step_s
         self._tell(self._done + 1)
+        return Row(option=option, found=found, value=value, gain=gain, iterations=self._iterations)
 
     def _tell(self, done: int) -> None:
         self._done = done

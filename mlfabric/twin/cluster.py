@@ -14,13 +14,15 @@ from types import MappingProxyType
 
 from mlfabric.errors import ConfigError
 from mlfabric.model.chunking import chunk_bytes
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 
-__all__ = ["Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]
+__all__ = ["MOST_PLAYED", "Cluster", "Compute", "Histogram", "Host", "Monitoring", "RateLine", "Spread"]
 
+MOST_PLAYED = 200
+"""With more workers rounds without a server are not simulated: each of their messages is played."""
 _LEAST_BPS = 1000.0
-_PLAYED = (Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS, Method.ALL_REDUCE)
 _NOT_NEGATIVE = ("latency_s", "slack", "most_updates", "batch_window_s", "monitor_lag_s", "control_s", "chunk_bytes")
 _NO_LINES: Mapping[tuple[str, Direction], RateLine] = MappingProxyType({})
 
@@ -158,13 +160,14 @@ class Cluster:
 
     Args:
         workers: each on a host of its own; names are unique.
-        server: where the model is; unused by AllReduce.
+        server: where the model is; without one only the scheduler is there.
         latency_s: how long a bit takes from any host to any other, >= 0.
         weather: which share of its full rate each link has in each period, drawn by seed.
         is_server_in_weather: the server's link has its weather, too; else only those of workers have.
         lines: links whose rate is known over time: the weather does not touch them.
         model_bytes: of the model and of each update, > 0.
         tau_max: delay bound of asynchronous training, >= 0; None for twice the number of workers.
+        rounds: of the methods without a server.
         slack: how many iterations a worker may be ahead of the slowest (stale-synchronous), >= 0.
         in_flight: how many round trips of a worker may be open before it waits for a model, >= 1 (asynchronous and
             stale-synchronous); 1 computes, sends and gets in turns, 2 computes while it sends, as ``mlfabric.wrap``.
@@ -191,6 +194,7 @@ class Cluster:
     model_bytes: int = 100_000_000
     method: Method = Method.ASYNCHRONOUS
     tau_max: int | None = None
+    rounds: RoundOptions = field(default_factory=RoundOptions)
     slack: int = 3
     in_flight: int = 1
     aggregators: tuple[str, ...] = ()
@@ -208,12 +212,6 @@ class Cluster:
     def __post_init__(self) -> None:
         names = [host.name for host in (*self.workers, self.server)]
         _check("workers", len(self.workers), bool(self.workers), "at least one")
-        _check(
-            "method",
-            self.method.value,
-            self.method in _PLAYED,
-            f"one of {', '.join(method.value for method in _PLAYED)}",
-        )
         _check("names of hosts", names, len(set(names)) == len(names), "different names")
         for name in (*self.aggregators, *(host for host, _ in self.lines)):
             _check("host", name, name in set(names), f"one of {', '.join(names[:4])}, ...")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,8 +18,7 @@ from mlfabric.twin.cluster import Cluster, Host
 from mlfabric.twin.draws import ComputeTimes
 from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.rounds import TREE_CHUNKS
-from mlfabric.twin.run import Baseline, simulate
-from mlfabric.twin.run_world import Progress
+from mlfabric.twin.run import Baseline
 from mlfabric.twin.settings import Direction
 
 __all__ = ["Compared", "compare", "formula_s"]
@@ -29,6 +28,8 @@ WAYS: tuple[Method | Baseline, ...] = (
     Method.STALE_SYNCHRONOUS,
     Method.SYNCHRONOUS,
     Method.ALL_REDUCE,
+    Method.PARTIAL,
+    Method.ELASTIC,
     Baseline.RING,
     Baseline.TREE,
 )
@@ -50,13 +51,16 @@ class Compared:
     gain: float
 
 
-def compare(cluster: Cluster, started: Callable[[Method | Baseline], Progress | None]) -> tuple[Compared, ...]:
-    """Run all ways of training.
+def compare(
+    cluster: Cluster, run: Callable[[Method | Baseline], Outcome], ways: Sequence[Method | Baseline] = WAYS
+) -> tuple[Compared, ...]:
+    """Run ways of training.
 
     Args:
-        started: told of each way as it begins; returns who is told of its progress.
+        run: runs the cluster in a way.
+        ways: which; the ring is one of them.
     """
-    found = {way: simulate(cluster, way, progress=started(way)) for way in WAYS}
+    found = {way: run(way) for way in ways}
     ring = found[Baseline.RING].updates_per_s
     return tuple(
         Compared(outcome=outcome, formula_s=formula_s(cluster, way), gain=outcome.updates_per_s / ring)

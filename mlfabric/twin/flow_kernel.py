@@ -8,11 +8,10 @@ arrived before the last chunk of the last input has passed, too: what a stream t
 others in between is not modelled.
 
 Links are shared as TCP would in the long run: nobody goes faster than its pace, and what some cannot use of a link, be
-it for their pace or for their other link, the others have in parts by their weights, equal ones as a rule (max-min
-fairness). Each link has a *level*: what a transfer may have of it at most for each 1 of its weight. It follows from the
-levels of the other links of its transfers, so a change goes on from link to link until nothing changes any more. What
-changes at one instant is shared out once, before time goes on or a rate is looked at: many transfers that share a link
-begin and end together.
+it for their pace or for their other link, the others have in equal parts (max-min fairness). Each link has a *level*:
+what a transfer may have of it at most. It follows from the levels of the other links of its transfers, so a change goes
+on from link to link until nothing changes any more. What changes at one instant is shared out once, before time goes on
+or a rate is looked at: many transfers that share a link begin and end together.
 
 Times are in ns, rates in bits per ns.
 """
@@ -35,7 +34,6 @@ __all__ = [
     "Column",
     "Field",
     "cancel",
-    "carried_by_now",
     "enter",
     "grown",
     "make_field",
@@ -58,7 +56,7 @@ EVENTS, FREE_EDGE, LOGGED, EDGES_LEFT, QUEUE_HEAD, QUEUED = range(6)
 _FLOW = np.dtype(
     [(name, np.float64) for name in (
         "bits", "left", "bps", "since", "pace", "chunk", "tail", "ready", "latency", "patience", "began", "drained",
-        "ended", "weight",
+        "ended",
     )]
     + [(name, np.int64) for name in (
         "state", "waits", "ahead", "coming", "told", "chunked", "edges", "befores", "fed",
@@ -92,11 +90,11 @@ class Field(NamedTuple):
     ``now`` is the instant that was reached.
 
     ``heap`` has events by time, each by the number of its transfer and its kind; by event, ``when`` it happens and its
-    place in the heap, NOBODY if it does not. ``levels`` are what a transfer may have of each link for each 1 of its
-    weight, ``wanted`` is the sum of their weights, multiples of 1/64 that add up exactly; ``queue`` is a ring of links
-    to be looked at, which ``marks`` has. ``head`` is by link (up links first) the first transfer on it. By transfer,
-    ``ends`` are its two links, ``after`` and ``before`` the next ones on each; ``carried`` the bits of all that are
-    through. ``log`` has the transfers that arrived since it was last emptied.
+    place in the heap, NOBODY if it does not. ``levels`` are what a transfer may have of each link, ``wanted`` is how
+    many there are on it; ``queue`` is a ring of links to be looked at, which ``marks`` has. ``head`` is by link (up
+    links first) the first transfer on it. By transfer, ``ends`` are its two links, ``after`` and ``before`` the next
+    ones on each; ``carried`` the bits of all that are through. ``log`` has the transfers that arrived since it was last
+    emptied.
     """
 
     now: NDArray[np.float64]
@@ -218,8 +216,8 @@ def _side(field, f, link):
 
 @inner
 def _limit(field, f, link):
-    """How fast a transfer may go but for one of its links, for each 1 of its weight."""
-    other, pace = field.ends[f, 1 - _side(field, f, link)], field.flows[f].pace / field.flows[f].weight
+    """How fast a transfer may go but for one of its links."""
+    other, pace = field.ends[f, 1 - _side(field, f, link)], field.flows[f].pace
     return min(pace, field.levels[other]) if other >= 0 else pace
 
 
@@ -243,8 +241,8 @@ def _relevel(field, link):
         while f >= 0:
             limit = _limit(field, f, link)
             if limit < level:
-                left -= limit * field.flows[f].weight
-                able -= field.flows[f].weight
+                left -= limit
+                able -= 1.0
             f = _after(field, f, link)
         found = left / able if able > 0.0 else rate
         if found <= level * (1.0 + 1e-12):
@@ -264,7 +262,7 @@ def _reshare(field, f):
     bps = flow.pace
     for link in field.ends[f]:
         if link >= 0:
-            bps = min(bps, field.levels[link] * flow.weight)
+            bps = min(bps, field.levels[link])
     if bps == flow.bps:
         return
     flow.left = max(0.0, flow.left - (now - flow.since) * flow.bps)
@@ -306,7 +304,7 @@ def enter_links(field, f):
     for side in range(2):
         link = field.ends[f, side]
         if link >= 0:
-            field.wanted[link] += field.flows[f].weight
+            field.wanted[link] += 1.0
             first = field.head[link]
             field.before[f, side], field.after[f, side], field.head[link] = NOBODY, first, f
             if first >= 0:
@@ -320,7 +318,7 @@ def leave_links(field, f):
     for side in range(2):
         link, before, after = field.ends[f, side], field.before[f, side], field.after[f, side]
         if link >= 0:
-            field.wanted[link] -= field.flows[f].weight
+            field.wanted[link] -= 1.0
             field.carried[link] += field.flows[f].bits
             if before >= 0:
                 field.after[before, side] = after
@@ -340,19 +338,6 @@ def set_rates(field, rates):
             field.rates[link] = rates[link]
             _look_at(field, link)
     share_out(field)
-
-
-@compiled
-@entry
-def carried_by_now(field, bits):
-    """Say what each link has carried, that of transfers which are under way included."""
-    bits[:] = field.carried
-    for f in range(len(field.flows)):
-        flow = field.flows[f]
-        sent = flow.bits - max(0.0, flow.left - (field.now[0] - flow.since) * flow.bps)
-        for link in field.ends[f]:
-            if link >= 0 and flow.state == SENDING:
-                bits[link] += sent
 
 
 # What happens to a transfer
@@ -499,7 +484,6 @@ def enter(field, ids, table, edges):
         field.ends[ids[i], 0], field.ends[ids[i], 1], flow.bits, flow.pace = int(row[0]), int(row[1]), row[2], row[3]
         flow.chunk, flow.tail, flow.ready, flow.latency, flow.patience = row[4], row[4], row[5], row[6], row[7]
         flow.told, flow.waits = int(row[8]), int(row[9])
-        flow.weight = 1.0
         flow.state, flow.ahead, flow.coming, flow.chunked, flow.fed = HELD, 0, 0, 0, 0
         flow.edges, flow.befores, flow.bps, flow.left, flow.began, flow.ended = NOBODY, NOBODY, 0.0, 0.0, -1.0, -1.0
     for n in range(len(edges)):

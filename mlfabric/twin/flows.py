@@ -72,12 +72,6 @@ class Flows:
         """What each link has carried of transfers that are through."""
         return self._field.carried
 
-    def carried_by_now(self) -> NDArray[np.float64]:
-        """Return what each link has carried in bits, that of transfers under way included."""
-        bits = np.empty(len(self._field.carried))
-        kernel.carried_by_now(self._field, bits)
-        return bits
-
     def set_rates(self, rates: NDArray[np.float64]) -> None:
         """Give all links other rates from now on."""
         kernel.set_rates(self._field, rates)
@@ -98,14 +92,6 @@ class Flows:
             ends[...] = np.where(ends >= 0, ids[np.maximum(ends, 0)], ~ends)
         kernel.enter(self._field, ids, table, edges)
         return numbers
-
-    def weigh(self, numbers: Sequence[int], weights: NDArray[np.float64]) -> None:
-        """Give transfers that have not begun other shares of links than equal ones.
-
-        Args:
-            weights: 1 or more; rounded to multiples of 1/64.
-        """
-        self._field.flows["weight"][list(numbers)] = np.rint(64 * weights) / 64
 
     def release(self, number: int, at_ns: float) -> None:
         """Hold a transfer no longer for one of its releases, and let it not begin before an instant."""

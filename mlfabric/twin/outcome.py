@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,9 +30,10 @@ class Outcome:
     Args:
         name: of the method or baseline.
         ended_s: by worker and step, when the worker had done with it and began the next; shape (workers, steps).
-        committed_s: when updates were applied, ascending; AllReduce: when rounds were settled, once for every worker.
+        committed_s: when updates were applied, ascending; without a server: when their workers had their rounds.
         delays: of each of them.
         pushed, dropped: by worker, how many updates.
+        members: of each round without a server, how many workers' gradients are in it.
         link_use: by link (up links first), the share of what it could have carried.
         hosts: names, the server's last.
         spans: what workers did in the beginning, if it was asked for.
@@ -45,6 +47,7 @@ class Outcome:
     dropped: NDArray[np.int64]
     link_use: NDArray[np.float64]
     hosts: tuple[str, ...]
+    members: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     spans: tuple[Span, ...] = field(default=(), repr=False)
 
     @property
@@ -70,6 +73,18 @@ class Outcome:
         since_s = _WARM_UP * self.duration_s
         count = np.count_nonzero((self.committed_s > since_s) & (self.committed_s <= self.duration_s))
         return float(count / (self.duration_s - since_s))
+
+    @property
+    def mean_members(self) -> float:
+        """How many workers' gradients were in a round on average, without the first tenth; 0 where there are none."""
+        rounds = self.members[int(_WARM_UP * len(self.members)) :]
+        return float(rounds.mean()) if len(rounds) else 0.0
+
+    @property
+    def least_share(self) -> float:
+        """The gradients that were applied of the worker that has the fewest, over the mean of all."""
+        applied = self.pushed - self.dropped
+        return float(applied.min() / max(1e-9, applied.mean()))
 
     @property
     def drop_share(self) -> float:
@@ -103,7 +118,9 @@ class Recorder:
         self._committed_ns += [at_ns] * count
         self._delays += [delay] * count
 
-    def outcome(self, name: str, hosts: tuple[str, ...], link_use: NDArray[np.float64]) -> Outcome:
+    def outcome(
+        self, name: str, hosts: tuple[str, ...], link_use: NDArray[np.float64], members: Sequence[int] = ()
+    ) -> Outcome:
         """Return all of it."""
         return Outcome(
             name=name,
@@ -114,5 +131,6 @@ class Recorder:
             dropped=self.dropped,
             link_use=link_use,
             hosts=hosts,
+            members=np.array(members, np.int64),
             spans=tuple(self.spans),
         )

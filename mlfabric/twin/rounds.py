@@ -1,7 +1,7 @@
-"""AllReduce in virtual time without a fabric: a ring and a static binary tree; what all rounds have in common.
+"""AllReduce in virtual time without a fabric: a ring and a static binary tree.
 
 Every worker computes, all tensors are summed, every worker goes on with the sum. There is neither a server nor a
-scheduler, and nobody knows any rates. mlfabric's own rounds are in ``fabric_rounds``.
+scheduler, and nobody knows any rates. mlfabric's own rounds are played by ``mlfabric/lab``.
 
 *Ring*: 2 (N - 1) steps; in each a worker sends an N-th of the tensor to the next one, once it has received that in the
 step before, has done with its own former send, and has computed. A link's rate holds for the whole of a step.
@@ -20,7 +20,7 @@ from mlfabric.twin.flow_kernel import CUT, INPUT
 from mlfabric.twin.flows import Edge, NewFlow
 from mlfabric.twin.run_world import Progress, RunWorld
 
-__all__ = ["Ring", "Rounds", "Times", "Tree", "around"]
+__all__ = ["Ring", "Rounds", "Tree"]
 
 TREE_CHUNKS = 32
 
@@ -90,32 +90,23 @@ class Ring(Rounds):
     """The ring that DistributedDataParallel makes with gloo, in the order of ranks."""
 
     def reduce(self, computed_ns: Times) -> Times:
-        ended_ns = around(self._world, computed_ns, range(self._count))
-        self._world.run_to(float(ended_ns.max()))
-        return ended_ns
-
-
-def around(world: RunWorld, computed_ns: Times, ring: Sequence[int]) -> Times:
-    """Sum around a ring of workers; return when each has the sum."""
-    count, order = len(ring), np.array(ring)
-    hosts = len(world.cluster.hosts)
-    bits = 8.0 * world.cluster.model_bytes / count
-    ready_ns, received_ns = computed_ns[order], computed_ns[order] * 0.0
-    changes_ns = -1.0
-    slowest = np.ones(count)
-    for _ in range(2 * (count - 1)):
-        at_ns = float(ready_ns.mean())
-        if at_ns >= changes_ns:
-            rates, changes_ns = world.weather.rates(at_ns), world.weather.next_change_ns(at_ns)
-            slowest = np.minimum(rates[np.roll(order, 1)], rates[hosts + order])
-        received_ns = np.maximum(np.roll(ready_ns, 1), received_ns) + bits / slowest
-        ready_ns = np.maximum(np.maximum(ready_ns, received_ns + world.latency_ns), np.roll(received_ns, -1))
-    carried = 2 * (count - 1) * bits
-    world.flows.carried_bits[order] += carried
-    world.flows.carried_bits[hosts + order] += carried
-    ended_ns = computed_ns.copy()
-    ended_ns[order] = ready_ns
-    return ended_ns
+        world, count, hosts = self._world, self._count, len(self._world.cluster.hosts)
+        bits = self._bits / count
+        ready_ns, received_ns = computed_ns, computed_ns * 0.0
+        changes_ns = -1.0
+        slowest = np.ones(count)
+        for _ in range(2 * (count - 1)):
+            at_ns = float(ready_ns.mean())
+            if at_ns >= changes_ns:
+                rates, changes_ns = world.weather.rates(at_ns), world.weather.next_change_ns(at_ns)
+                slowest = np.minimum(np.roll(rates[:count], 1), rates[hosts : hosts + count])
+            received_ns = np.maximum(np.roll(ready_ns, 1), received_ns) + bits / slowest
+            ready_ns = np.maximum(np.maximum(ready_ns, received_ns + world.latency_ns), np.roll(received_ns, -1))
+        carried = 2 * (count - 1) * bits
+        world.flows.carried_bits[:count] += carried
+        world.flows.carried_bits[hosts : hosts + count] += carried
+        world.run_to(float(ready_ns.max()))
+        return ready_ns
 
 
 class Tree(Rounds):

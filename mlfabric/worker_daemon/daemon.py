@@ -172,7 +172,7 @@ class WorkerDaemon:
             await asyncio.to_thread(load_kernels)
             address = await self._channel.listen(self._reductions.serve)
             self._session.member = replace(self._session.member, address=address)
-            self._reductions.reached_at(address)
+            self._reductions.measure(self._channel.link_counter())
         session = asyncio.create_task(self._session.run())
         self._tasks = [session, self._waiting.spawn(self._reporter.run()), asyncio.create_task(self._fail_stop())]
         session.add_done_callback(self._session_ended)

@@ -13,30 +13,28 @@ from contextlib import asynccontextmanager
 import numpy as np
 
 from mlfabric import clock
-from mlfabric.channels.interfaces import carried_bytes, interface_of, is_loopback
+from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.worker_daemon.link_peaks import FIRST_PAUSE_S, pauses_s, peaks_bps
 
 __all__ = ["LinkMeter"]
 
 
 class LinkMeter:
-    """The interface of one address.
+    """The link of one host.
 
     Args:
-        address: ``host:port`` under which others reach this member; if its interface is a loopback or unknown, or it is
-            "", nothing is measured.
+        counter: counts its bytes; None if nothing is measured.
     """
 
-    def __init__(self, address: str) -> None:
-        interface = interface_of(address.rpartition(":")[0].strip("[]")) if address else ""
-        self._interface = "" if is_loopback(interface) else interface
+    def __init__(self, counter: LinkCounter | None) -> None:
+        self._counter = counter
         self._samples: list[tuple[int, int, int]] = []
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look at the counters now and again until the block ends."""
         self._samples = []
-        task = asyncio.create_task(self._watch()) if self._interface else None
+        task = asyncio.create_task(self._watch()) if self._counter is not None else None
         try:
             yield
         finally:
@@ -58,6 +56,6 @@ class LinkMeter:
             await asyncio.sleep(pause_s)
 
     def _look(self) -> None:
-        carried = carried_bytes(self._interface)
+        carried = None if self._counter is None else self._counter()
         if carried is not None:
             self._samples.append((clock.monotonic_ns(), *carried))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlfabric.channels import Channel, Connection, TransferRecord
+from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
@@ -58,7 +59,7 @@ class Reductions:
     ) -> None:
         self._lines = RoundLines(channel)
         self._probes = Probes(self._lines, take_in)
-        self._meter = LinkMeter("")
+        self._meter = LinkMeter(None)
         self._host = host
         self._take_in = take_in
         self._recorded = recorded
@@ -70,9 +71,9 @@ class Reductions:
         self._tasks = Tasks(take_in)
         self._task: asyncio.Task[None] | None = None
 
-    def reached_at(self, address: str) -> None:
-        """Measure the link of the interface that has this address from now on."""
-        self._meter = LinkMeter(address)
+    def measure(self, counter: LinkCounter | None) -> None:
+        """Measure the link that this counts from now on."""
+        self._meter = LinkMeter(counter)
 
     async def serve(self, connection: Connection) -> None:
         """Serve a data connection that another worker opened."""

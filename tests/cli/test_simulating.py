@@ -78,7 +78,7 @@ def test_json_on_stdout_is_nothing_but_json(small: Path):
 def test_a_comparison_is_a_table_of_all_ways(small: Path):
     shown = run(small, "--compare").stdout
 
-    for way in ("asynchronous", "stale-synchronous", "synchronous", "all-reduce", "ring", "tree"):
+    for way in ("asynchronous", "stale-synchronous", "synchronous", "all-reduce", "partial", "elastic", "ring", "tree"):
         assert way in shown
 
 
@@ -89,6 +89,14 @@ def test_a_picture_is_drawn(small: Path, tmp_path: Path):
 
     assert result.exit_code == 0, result.output
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_rounds_are_played_as_the_file_says(small: Path):
+    small.write_text(SMALL.replace("[run]", "method = 'elastic'\n[rounds]\nat_least = 1.0\n[run]"))
+    result = run(small)
+
+    assert result.exit_code == 0, result.output
+    assert "3.0 workers in each" in result.stdout
 
 
 def test_a_comparison_has_no_picture(small: Path):
@@ -130,7 +138,8 @@ def test_rates_over_time_are_read(tmp_path: Path):
     [
         ("[fabric]\n", "workers"),
         ("[fabric]\nworkers = 0\n", "workers = 0"),
-        (SMALL.replace("[run]", "method = 'elastic'\n[run]"), "method = elastic; allowed: one of asynchronous"),
+        (SMALL + "[rounds]\nquorum = 'many'\n", "quorum='many'"),
+        (SMALL + "[rounds]\nat_least = 2\n", "at_least=2.0"),
         (SMALL + "[hosts.w9]\nup = '1G'\n", "w9"),
         (SMALL.replace("rate", "speed"), "speed"),
         (SMALL.replace('"1G"', '"fast"'), "fast"),

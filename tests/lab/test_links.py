@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from mlfabric.channels.memory import MemoryStream
-from mlfabric.lab.links import Links, Way, fair_rates_bps
+from mlfabric.lab.links import Links, Way
 from mlfabric.lab.loop import VirtualLoop
 from mlfabric.lab.processes import Process
+from mlfabric.lab.shares import NO_LINK, Shares
 
 MBIT = 1e6
 LATENCY_S = 0.001
@@ -63,13 +64,23 @@ def net() -> Iterator[Net]:
 
 
 def test_shares_are_max_min_fair_and_what_one_cannot_use_others_get() -> None:
-    links = {("up", "a"): 10.0, ("down", "b"): 6.0, ("down", "c"): 100.0}
-    to_b = (("up", "a"), ("down", "b")), 99.0
-    to_c = (("up", "a"), ("down", "c")), 99.0
-    assert fair_rates_bps([to_b, to_c], links) == [5.0, 5.0]
-    assert fair_rates_bps([to_b, to_b, to_c], links) == [3.0, 3.0, 4.0]
-    assert fair_rates_bps([(to_b[0], 2.0), to_c], links) == [2.0, 8.0]
-    assert fair_rates_bps([((), 7.0)], links) == [7.0]
+    a_up, b_down, c_down = range(3)
+    to_b, to_c = ((a_up, b_down), 99.0), ((a_up, c_down), 99.0)
+    assert shared(to_b, to_c) == [5.0, 5.0]
+    assert shared(to_b, to_b, to_c) == [3.0, 3.0, 4.0]
+    assert shared((to_b[0], 2.0), to_c) == [2.0, 8.0]
+    assert shared(((NO_LINK, NO_LINK), 7.0)) == [7.0]
+
+
+def shared(*streams: tuple[tuple[int, int], float]) -> list[float]:
+    """Return the rates of streams with these links and limits."""
+    shares = Shares[int]()
+    for link, bps in enumerate((10.0, 6.0, 100.0)):
+        shares.set_rate(link, bps)
+    for number, (ends, limit_bps) in enumerate(streams):
+        shares.enter(number, ends, 1.0, limit_bps)
+    shares.share_out()
+    return shares.rates_bps()
 
 
 def test_a_stream_takes_what_its_links_take_and_two_share_them(net: Net) -> None:

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.testbed import predicting
+from benchmarks.testbed.catalogue import SYSTEMS
 from benchmarks.testbed.cells import CELLS
 from benchmarks.testbed.comparing import Measured
-from benchmarks.testbed.predicting import WAYS, cluster_of_run, predict, predictions
+from benchmarks.testbed.predicting import PLAYED, WAYS, cluster_of_run, predict, predictions
 from benchmarks.testbed.results import Results
 from benchmarks.testbed.twin_row import judged, twin
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.planning import warm_up
 from mlfabric.twin.cluster import Monitoring
 from tests.testbed.digits import needs_digits
@@ -39,7 +41,27 @@ def _measured(ratios, systems=tuple(WAYS)):
     ],
 )
 def test_eight_cells_of_nine_are_to_be_within_15_percent(ratios, reached):
-    assert judged(ratios) is reached
+    systems = [system for system in WAYS if system not in PLAYED]
+    assert twin(_measured(ratios, systems), TARGET)["systems"].get("ring", {"reached": None})["reached"] is reached
+
+
+@pytest.mark.parametrize(
+    ("within", "reached"),
+    [
+        ({"C1-N1": True, "C2-N2": True, "C1-N3": True, "C3-N3": False}, True),
+        ({"C1-N1": True, "C2-N2": True, "C3-N3": False}, None),
+        ({"C1-N1": False}, False),
+    ],
+)
+def test_rounds_are_to_be_predicted_well_where_all_ways_of_them_are_compared(within, reached):
+    assert judged(within, is_played=True) is reached
+
+
+def test_a_prediction_inside_the_range_of_the_runs_is_good():
+    runs = [run_of("ring", seconds, seed=seed) for seed, seconds in enumerate((0.3, 0.5, 0.9))]
+    for predicted, is_within in ((0.8, True), (0.95, False)):
+        found = twin(Measured(runs, {run.spec.file_name: predicted for run in runs}), TARGET)
+        assert found["systems"]["ring"]["cells"]["C1-N1"]["within"] is is_within
 
 
 def test_the_row_compares_means_of_the_same_runs_in_every_cell():
@@ -58,11 +80,15 @@ def test_every_system_has_to_be_predicted_well():
     assert twin(_measured([1.2] * 9), TARGET)["reached"] is False
 
 
-def test_the_twin_sees_a_run_as_it_was_made():
-    spec = replace(SPEC, dilation=3.0, delay_bound=30, report_every_s=0.2, seed=7, compute="C2", network="N3")
+def test_a_run_is_simulated_as_it_was_made(monkeypatch):
+    monkeypatch.setitem(SYSTEMS["elastic"].wrapped, "tau_max", 5)
+    spec = replace(
+        SPEC, system="elastic", dilation=3.0, delay_bound=30, report_every_s=0.2, seed=7, compute="C2", network="N3"
+    )
     found = cluster_of_run(spec, 50_000)
     assert found.seed == 7
     assert found.tau_max == 30
+    assert found.rounds == RoundOptions(tau_max=5)
     assert found.compute.mean_s == pytest.approx(0.3)
     assert found.weather.period_s == pytest.approx(15.0)
     assert found.monitor_lag_s == pytest.approx(0.6)

@@ -12,8 +12,18 @@ from hypothesis import strategies as st
 
 from mlfabric.errors import ConfigError
 from mlfabric.model.specs import Method
-from mlfabric.twin.advise import Advice, Option, Prediction, Verdict, advise, replica_bound, value_of_an_update
-from mlfabric.twin.cluster import Cluster
+from mlfabric.twin.advise import (
+    PLAYED,
+    PLAYED_ITERATIONS,
+    Advice,
+    Option,
+    Prediction,
+    Verdict,
+    advise,
+    replica_bound,
+    value_of_an_update,
+)
+from mlfabric.twin.cluster import MOST_PLAYED, Cluster
 from tests.twin.clusters import cluster_of
 
 WORKERS = 10
@@ -42,6 +52,7 @@ def by_method(**times_s: float) -> Callable[[Option], float]:
         ({"all_reduce": 1.0, "synchronous": 0.9, "asynchronous": 0.95}, Verdict.PLAIN, Method.SYNCHRONOUS),
         ({"all_reduce": 1.0, "synchronous": 0.5, "asynchronous": 0.9}, Verdict.FABRIC, Method.SYNCHRONOUS),
         ({"all_reduce": 0.5, "synchronous": 0.9, "asynchronous": 0.9}, Verdict.FABRIC, Method.ALL_REDUCE),
+        ({"elastic": 0.5, "synchronous": 0.6, "asynchronous": 0.6}, Verdict.FABRIC, Method.ELASTIC),
     ],
 )
 def test_the_method_that_gains_most_is_advised_if_it_gains_enough_and_of_equals_fewer_aggregators(
@@ -50,7 +61,7 @@ def test_the_method_that_gains_most_is_advised_if_it_gains_enough_and_of_equals_
     found = advised(by_method(ring=1.0, **times_s))
     assert (found.verdict, found.best.option.method, found.best.option.aggregators) == (verdict, best, 0)
     assert found.best.gain == pytest.approx(1 / times_s[best.name.lower()])
-    assert (found.replica_updates is None) == (best is Method.ALL_REDUCE), "AllReduce needs no replica"
+    assert (found.replica_updates is None) == (not best.has_server), "only a server has a replica"
 
 
 def test_bounds_are_tried_with_the_best_number_of_aggregators():
@@ -105,14 +116,34 @@ def test_only_the_best_are_run_for_all_steps_and_the_longest_run_of_an_option_co
         is_misleading = option.tau_max == WORKERS and given.iterations < 100
         return prediction(0.3 if is_misleading else 0.5 if option.method is Method.SYNCHRONOUS else 1.0)
 
-    found = advise(cluster(iterations=1000), predict)
-    assert [option for option, steps in lengths if steps == 25] == [row.option for row in found.rows]
+    found, played = advise(cluster(iterations=1000), predict), [Option(method=method) for method in PLAYED]
+    assert [option for option, steps in lengths if steps == 25] == [
+        row.option for row in found.rows if row.option not in played
+    ]
+    assert [option for option, steps in lengths if steps == PLAYED_ITERATIONS] == [Option(method=None), *played]
     long = [option for option, steps in lengths if steps == 100]
     assert long[0] == Option(method=None)
     assert Option(method=Method.ASYNCHRONOUS, tau_max=WORKERS) in long
     assert len(long) == 4
     assert found.best.option == Option(method=Method.SYNCHRONOUS, aggregators=0)
-    assert {row.option: row.iterations for row in found.rows} == dict(lengths)
+    assert {row.option: row.iterations for row in found.rows} == {
+        option: max(steps for other, steps in lengths if other == option) for option, _ in lengths
+    }
+
+
+def test_a_cluster_with_very_many_workers_is_not_played():
+    methods = {row.option.method for row in advise(cluster(workers=MOST_PLAYED + 1), lambda *_: prediction(1.0)).rows}
+    assert methods.isdisjoint(PLAYED)
+
+
+def test_delays_in_rounds_count_as_many_updates_as_a_round_has_workers():
+    def predict(given: Cluster, option: Option) -> Prediction:
+        members = 10.0 if option.method is Method.ELASTIC else 0.0
+        return Prediction(step_s=1.0, delays=np.full(8, 2), dropped_share=0.0, members=members)
+
+    worth = {row.option.method: row.value for row in advise(cluster(), predict).rows}
+    assert worth[Method.ASYNCHRONOUS] == 1.0
+    assert worth[Method.ELASTIC] == value_of_an_update(np.full(8, 20), WORKERS, 0.1) < 1.0
 
 
 def test_of_options_that_went_alike_one_is_run_for_all_steps():
@@ -133,7 +164,7 @@ def test_progress_ends_at_all_that_is_to_be_done():
         by_method(ring=1.0, all_reduce=1.0, synchronous=1.0, asynchronous=1.0),
         on_progress=lambda done, total: told.append((done, total)),
     )
-    runs = len(found.rows) + 4  # a ring and three more for all steps
+    runs = len(found.rows) + 5  # a ring and three more for all steps, a ring for those that are played
     assert told == [(n + 1, runs) for n in range(len(told) - 1)] + [(runs, runs)]
 
 

@@ -168,22 +168,3 @@ def test_an_instant_at_which_nothing_happens_is_reached_and_what_is_entered_then
     flows.set_rates(np.full(2 * HOSTS, 2.0))
     assert flows.run(1e18) == slow
     assert flows.now_ns == 35 + (1000 - 35) / 2
-
-
-def test_who_weighs_more_has_more_of_a_link_and_what_others_cannot_use():
-    flows = field()
-    numbers = flows.enter([flow(0, 1, 300.0), flow(0, 2, 300.0), flow(0, 2, 60.0, pace=0.1)])
-    flows.weigh(numbers, np.array([2.0, 1.0, 1.0]))
-    found = arrivals(flows, 3)
-    assert found[numbers[0]] == pytest.approx(500.0)  # at 0.6; the others at 0.3 and at their pace
-    assert found[numbers[2]] == pytest.approx(600.0)
-    assert found[numbers[1]] == pytest.approx(500.0 + 100.0 + (150.0 - 90.0) / 1.0)
-
-
-def test_what_is_under_way_counts_as_carried_as_far_as_it_is():
-    flows = field()
-    flows.enter([flow(0, 1, 100.0, told=False), flow(2, 1, 300.0, told=False)])
-    flows.run(100.0)
-    assert flows.carried_by_now().tolist() == pytest.approx([50.0, 0.0, 50.0, 0.0, 100.0, 0.0])
-    flows.run(250.0)
-    assert flows.carried_by_now().tolist() == pytest.approx([100.0, 0.0, 150.0, 0.0, 250.0, 0.0])

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from benchmarks import twin as benchmark
+from mlfabric.lab.simulation import simulate
 from mlfabric.model.specs import Method
 from mlfabric.network import down_link, up_link
 from mlfabric.twin import planned
 from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.planned import Planner
-from mlfabric.twin.run import simulate
 from tests.twin.clusters import cluster_of, helped
 
 pytestmark = [pytest.mark.usefixtures("compiled_planner"), pytest.mark.timeout(900)]

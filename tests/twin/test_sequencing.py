@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mlfabric.lab.simulation import simulate
 from mlfabric.model.specs import Method
 from mlfabric.network import Piece, Profile
 from mlfabric.twin import planned, sequencing
 from mlfabric.twin.cluster import Compute, Host
 from mlfabric.twin.groups import Group, Leg, Update
 from mlfabric.twin.planned import Way
-from mlfabric.twin.run import simulate
 from mlfabric.twin.run_world import RunWorld
 from mlfabric.twin.sequencing import Expected, Sequencing
 from tests.twin.clusters import cluster_of, helped

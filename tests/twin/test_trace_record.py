@@ -18,9 +18,9 @@ from mlfabric.channels import TcpOptions
 from mlfabric.cli.record_command import Recorder, read_trace, record_fabric
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UsageError
+from mlfabric.lab.simulation import simulate
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.model.specs import Method
-from mlfabric.twin.run import simulate
 from mlfabric.twin.settings import Direction
 from mlfabric.twin.trace import Trace
 from mlfabric.v1 import fabric_pb2

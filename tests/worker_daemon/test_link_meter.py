@@ -8,6 +8,8 @@ from itertools import pairwise
 import pytest
 
 from mlfabric import clock
+from mlfabric.channels import interfaces
+from mlfabric.channels.interfaces import counter_of
 from mlfabric.worker_daemon import link_meter
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes, pauses_s, peaks_bps
@@ -19,16 +21,16 @@ MS = 1_000_000
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """What the interface says at each look, the last one again and again."""
     counters: list[tuple[int, int]] = []
-    monkeypatch.setattr(link_meter, "interface_of", lambda address: {"10.0.0.7": "eth7", "127.0.0.1": "lo"}[address])
-    monkeypatch.setattr(link_meter, "is_loopback", lambda interface: interface == "lo")
-    monkeypatch.setattr(link_meter, "carried_bytes", lambda _: counters.pop(0) if len(counters) > 1 else counters[0])
+    monkeypatch.setattr(interfaces, "interface_of", lambda address: {"10.0.0.7": "eth7", "127.0.0.1": "lo"}[address])
+    monkeypatch.setattr(interfaces, "is_loopback", lambda interface: interface == "lo")
+    monkeypatch.setattr(interfaces, "carried_bytes", lambda _: counters.pop(0) if len(counters) > 1 else counters[0])
     times = iter(range(0, 10**12, 10 * MS))
     monkeypatch.setattr(clock, "monotonic_ns", lambda: next(times))
     return counters
 
 
 async def measured(address: str, looks: int) -> LinkMeter:
-    meter = LinkMeter(address)
+    meter = LinkMeter(counter_of(address))
     async with meter.watching():
         for _ in range(looks):
             await asyncio.sleep(0)
@@ -46,7 +48,7 @@ async def test_the_best_stretch_with_enough_bytes_counts_in_each_direction_by_it
 
 async def test_the_loopback_is_no_link(counted) -> None:
     counted += [(0, 0), (10**9, 10**9)]
-    meter = LinkMeter("127.0.0.1:50")
+    meter = LinkMeter(counter_of("127.0.0.1:50"))
     async with meter.watching():
         await asyncio.sleep(0)
     assert meter.peaks_bps(1) == (0, 0)
