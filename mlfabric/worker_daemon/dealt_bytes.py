@@ -20,7 +20,7 @@ SEGMENTS = 8
 
 
 def pieces_of(start: int, end: int, size_bytes: int, segments: int) -> list[tuple[int, int]]:
-    """Return where what travels at a range of bytes lies in the gradient: pieces, first byte and the one after the last.
+    """Return where what travels at a range of bytes lies in the gradient: pieces, first byte and the one after it.
 
     Args:
         start, end: the range; multiples of ``ALIGNMENT_BYTES``, as the size is if there is more than one segment.

@@ -164,7 +164,7 @@ class EarlyGradients:
             self._fresh = True
 
     def complete(self, rates: tuple[float, ...]) -> tuple[Offered, bool] | None:
-        """End a step; return its gradient if it was offered, and whether it is finite: then it is whole, else withdrawn.
+        """End a step; return its gradient if it was offered, and whether it is finite; else it is withdrawn.
 
         Args:
             rates: of the optimizer as they are now.
@@ -197,8 +197,8 @@ class EarlyGradients:
             now = self._flat.parameters[i].grad
             if now is not gradient or (gradient is not None and gradient._version != version):
                 raise UsageError(
-                    f"the gradient of {self._flat.name_of(i)} was changed after backward, when it was on its way, as by "
-                    "clipping or a gradient scaler; leave it alone, or wrap without overlap"
+                    f"the gradient of {self._flat.name_of(i)} was changed after backward, when it was on its way, as "
+                    "by clipping or a gradient scaler; leave it alone, or wrap without overlap"
                 )
         if step.offered is not None and step.offered.rates != rates:
             raise UsageError(

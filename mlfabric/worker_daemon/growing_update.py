@@ -4,9 +4,10 @@ Its image begins with the last layers' tensors, whose gradients come first, so i
 it grows. Announced too late, it waits for its turn when it could be on its way; too early, links and the others in its
 sum wait for gradients. So it is announced as soon as the rest of backward is expected to take no longer than an update
 takes from its announcement to its commit. Both are known from the updates before: how long the rest of backward took
-after each tensor (``rest_of_backward``), and the shortest of the last few times to a commit, less what is to spare for surprises. If the commit
-waited for the last gradients, that time is no longer than it had to be, and the next is announced later by what is
-spared. The last byte waits for ``push`` in any case: until then it is not known whether the gradients were left alone.
+after each tensor (``rest_of_backward``), and the shortest of the last few times to a commit, less what is to spare for
+surprises. If the commit waited for the last gradients, that time is no longer than it had to be, and the next is
+announced later by what is spared. The last byte waits for ``push`` in any case: until then it is not known whether the
+gradients were left alone.
 """
 
 from __future__ import annotations

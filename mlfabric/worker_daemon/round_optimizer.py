@@ -119,8 +119,8 @@ class RoundOptimizer(TakenOver):
         Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
 
         Raises:
-            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed. With overlap also:
-                gradients or parameter groups were changed after backward; the gradient is in no round.
+            UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed. With overlap
+                also: gradients or parameter groups were changed after backward; the gradient is in no round.
             FabricClosedError: the worker has left the fabric.
         """
         loss = None

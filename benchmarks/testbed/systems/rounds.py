@@ -90,8 +90,9 @@ class _Flat(torch.nn.Module):
 
     def give(self, bucket: int) -> torch.nn.Parameter:
         """Give a parameter its gradient, which an optimizer may have let go; return it."""
-        self.parts[bucket].grad = self._gradients[bucket]
-        return self.parts[bucket]
+        part: torch.nn.Parameter = self.parts[bucket]
+        part.grad = self._gradients[bucket]
+        return part
 
 
 @dataclass(slots=True, kw_only=True)
