@@ -190,6 +190,15 @@ def _in_rounds() -> tuple[System, ...]:
     return (
         one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, method="all-reduce"),
         one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, method="elastic", tau_max=2),
+        one(
+            "elastic-overlap",
+            "mlfabric elastic, all who are ready, overlapped",
+            "elastic-overlap",
+            ROUND_CELLS,
+            method="elastic",
+            tau_max=2,
+            overlap=True,
+        ),
         one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, method="partial", quorum="majority"),
     )
 

@@ -99,6 +99,11 @@ DEMANDS: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType(
             "C0-N0": {"iterations": 0.97},
             "C0-four": {"to_target": 1.45, "least_share": 0.1, "slow_classes": -0.02},
         },
+        "elastic-overlap": {
+            "C1-N1": {"to_target_overlapped": 1.3, "to_target_best": 1.1},
+            "C2-N2": {"to_target_overlapped": 1.35, "to_target_best": 1.1},
+            "C1-N3": {"to_target_overlapped": 1.35},
+        },
     }
 )
 """What systems that train in rounds have to reach, by cell and figure (``rounds_row``)."""

@@ -6,11 +6,11 @@ Used inside one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-__all__ = ["Filling", "FillingPart", "Progress"]
+__all__ = ["Filling", "Progress", "ProgressOfPieces"]
 
 
 class Progress:
@@ -104,26 +104,25 @@ class Filling(Protocol):
         """How much of it is ready."""
 
 
-class FillingPart:
-    """A range of a buffer that is being filled, as a buffer of its own.
+class ProgressOfPieces:
+    """How much of some pieces of a growing buffer is ready, one after the other.
 
     Args:
-        whole: that is being filled.
-        start, end: the first byte of the range, and the byte after the last.
+        whole: how much of the buffer is ready.
+        pieces: the first byte of each, and the byte after the last; in their order in the buffer.
     """
 
-    def __init__(self, whole: Filling, start: int, end: int) -> None:
-        self.payload = whole.payload[start:end]
-        self.progress = Progress(end - start)
-        self._whole, self._start = whole.progress, start
+    def __init__(self, whole: Progress, pieces: Sequence[tuple[int, int]]) -> None:
+        self.progress = Progress(sum(end - start for start, end in pieces))
+        self._whole, self._pieces = whole, pieces
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Be as ready as the whole buffer is until the block ends."""
+        """Be as ready as the buffer is until the block ends."""
         with self._whole.listening(self._look):
             self._look()
             yield
 
     def _look(self) -> None:
-        ready_bytes = self._whole.ready_bytes - self._start
-        self.progress.advance(max(0, min(self.progress.size_bytes, ready_bytes)))
+        ready = self._whole.ready_bytes
+        self.progress.advance(sum(min(end, ready) - start for start, end in self._pieces if start < ready))

@@ -30,6 +30,7 @@ from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
 
@@ -212,7 +213,7 @@ class _Learner:
     """The training thread of one worker."""
 
     def __init__(self, job: StepJob, life: Life, number: int) -> None:
-        self.inbox = RoundInbox(job.workers, self._copy_state)
+        self.inbox = RoundInbox(job.workers, self._copy_state, SEGMENTS if job.overlap else 1)
         self._job, self._life = job, life
         self.digest = sha256(f"begins as {number}".encode()).digest()
         self._version = self._steps = 0
@@ -306,8 +307,7 @@ class _Learner:
             if offered is None and self.inbox.coming is None and not self._is_late():
                 patience_s = self._offers.patience_s(number, now_ns)
                 if patience_s is not None:
-                    payload = self._offered.data.cast("B")
-                    growth = GradientGrowth(payload=payload, progress=Progress(len(payload)), patience_s=patience_s)
+                    growth = GradientGrowth(progress=Progress(self._offered.nbytes), patience_s=patience_s)
                     offered = self._offer(own, computed_from, growth)
             if growth is not None and number < len(pieces) - 1:
                 growth.progress.advance(4 * piece.stop)
@@ -348,7 +348,8 @@ class _Learner:
         await asyncio.sleep(self._life.draw.uniform(0.0, MOST_LATE_S))
 
     def _total(self, result: RoundResult) -> np.ndarray:
-        return np.frombuffer(result.total, np.float32)[: self._job.rows * ROW]
+        with self.inbox.in_order(result) as total:
+            return np.frombuffer(total, np.float32)[: self._job.rows * ROW].copy()
 
     async def _apply_all(self) -> None:
         assert self._life.daemon is not None, "it has joined"

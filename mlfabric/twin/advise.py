@@ -1,4 +1,4 @@
-"""Which method, bounds and aggregators to train with on a cluster: a small grid of them is simulated, and a choice made.
+"""Which method, bounds and aggregators to train with: a small grid of them is simulated, and a choice made.
 
 Everything is compared with plain ring all-reduce: *gain* is how many times as fast training gets on. In a step each
 worker's gradient is used once, so asynchronous training makes a step with as many updates as there are workers.

@@ -14,7 +14,7 @@ where the result is to flow back meanwhile. What a worker of a stripe has ready 
 monitor what the links carry; what is passed on is spread out.
 
 A gradient may be offered while backward still makes it, from the first byte on. Then everything goes as far as its
-bytes are there.
+bytes are there, and each range travels with bytes from all over the gradient (``dealt_bytes``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from mlfabric.channels import Connection, Frame, FrameKind, TransferRecord
-from mlfabric.channels.progress import Filling, FillingPart, Progress
+from mlfabric.channels.progress import Filling, Progress, ProgressOfPieces
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, Layout, TensorSpec
 from mlfabric.protocol import Peer, Reduce, ReducePart
@@ -35,6 +35,7 @@ from mlfabric.telemetry.forwarding_log import note_forwarding
 from mlfabric.transfer.relay import Relay
 from mlfabric.transfer.running_sum import Accumulator, Input, InputKind
 from mlfabric.v1 import data_pb2
+from mlfabric.worker_daemon.dealt_bytes import pieces_of
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["BRIEF_BYTES", "Attempt", "GradientGrowth", "ReduceBuffers", "padded_bytes"]
@@ -53,13 +54,11 @@ class GradientGrowth:
     """How much there is of a gradient that is offered while backward makes it.
 
     Args:
-        payload: the gradient, in whole ``ALIGNMENT_BYTES``.
         progress: how much of it is ready, for the daemon's thread.
         patience_s: it is withdrawn if it is not complete so long after the offer.
         is_late: it was withdrawn because of that; once it is complete it may be offered again.
     """
 
-    payload: memoryview
     progress: Progress
     patience_s: float
     is_late: bool = False
@@ -91,6 +90,7 @@ class Attempt:
         lines: connections to and from the other workers.
         host: this worker's host.
         recorded: told of every finished transfer and its other end: the host it came from, or the worker it went to.
+        segments: over how many segments of the tensor each range is dealt out; the same at all workers.
     """
 
     def __init__(
@@ -100,7 +100,9 @@ class Attempt:
         lines: RoundLines,
         host: str,
         recorded: Callable[[TransferRecord, str], None],
+        segments: int = 1,
     ) -> None:
+        self._segments = segments
         self._plan = plan
         self._buffers = buffers
         self._lines = lines
@@ -122,36 +124,42 @@ class Attempt:
             first = _first(errors)
             raise (first if isinstance(first, FabricError) else TransferError(f"malformed frame: {first}")) from None
 
-    def _growing(self, part: ReducePart, following: ExitStack) -> FillingPart | None:
-        """Return this worker's own bytes of a range as they become ready; None if they are."""
+    def _growing(self, part: ReducePart, following: ExitStack) -> Progress | None:
+        """Return how much there is of this worker's own bytes of a range; None for all."""
         growth = self._buffers.growth
         if growth is None or growth.progress.is_complete:
             return None
-        growing = FillingPart(growth, part.start, part.end)
+        growing = ProgressOfPieces(growth.progress, self._pieces(part))
         following.enter_context(growing.following())
-        return growing
+        return growing.progress
 
-    def _begin(self, group: asyncio.TaskGroup, part: ReducePart, growing: FillingPart | None) -> None:
+    def _pieces(self, part: ReducePart) -> list[tuple[int, int]]:
+        if self._segments == 1:
+            return [(part.start, part.end)]
+        return pieces_of(part.start, part.end, self._plan.size_bytes, self._segments)
+
+    def _begin(self, group: asyncio.TaskGroup, part: ReducePart, growing: Progress | None) -> None:
         """Start all edges of one range; ``growing`` says how much there is of this worker's own bytes, if not all."""
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
         own = self._own(part)
         is_root = part.source is None and bool(part.takers)
-        summed = self._sum(part, out) if part.inputs or is_root else None
+        is_filled = growing is not None or len(own) > 1
+        summed = self._sum(part, out) if part.inputs or is_root or (own and is_filled) else None
         relay = Relay(out) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
-            group.create_task(_copy(own, out, growing))
+            _copy(own, out)
             return
         answered = _answered(part, len(out))
         if summed is not None:
             if own:
-                group.create_task(summed.add(0, own, None if growing is None else growing.progress))
+                group.create_task(summed.add(0, own, growing))
             for i, peer in enumerate(part.inputs, start=1 if own else 0):
                 answer = result if peer.worker in answered else None
                 group.create_task(self._receive(part, peer, summed, i, answer))
         if part.parent is not None:
             answer = relay if part.parent.worker in answered else None
-            group.create_task(self._offer(part, part.parent, own, summed or growing, answer))
+            group.create_task(self._offer(part, part.parent, own, summed, answer))
         if part.source is not None and relay is not None and part.source.worker not in answered:
             group.create_task(self._fetch(part, part.source, relay))
         for taker in part.takers:
@@ -162,14 +170,15 @@ class Attempt:
         """Return this worker's own bytes of a range, padded; none if it contributes nothing."""
         if self._buffers.given is None:
             return []
-        given = self._buffers.given[part.start : part.end]
-        padding = padded_bytes(len(given)) - len(given)
-        return [given, _PADDING[:padding]] if padding else [given]
+        given = [self._buffers.given[start:end] for start, end in self._pieces(part)]
+        padding = padded_bytes(part.end - part.start) - (part.end - part.start)
+        return [*given, _PADDING[:padding]] if padding else given
 
     def _layout(self, part: ReducePart) -> Layout:
         dtype = self._buffers.dtype
         shape = ((part.end - part.start) // DTYPE_BYTES[dtype],)
-        return Layout((TensorSpec(name=f"bytes {part.start} to {part.end}", shape=shape, dtype=dtype),))
+        name = f"bytes {part.start} to {part.end}" + (f" of {self._segments} segments" if self._segments > 1 else "")
+        return Layout((TensorSpec(name=name, shape=shape, dtype=dtype),))
 
     def _sum(self, part: ReducePart, out: memoryview) -> Accumulator:
         own = [] if self._buffers.given is None else [Input()]
@@ -200,13 +209,10 @@ class Attempt:
         part: ReducePart,
         parent: Peer,
         own: Sequence[memoryview],
-        filling: Filling | None,
+        summed: Accumulator | None,
         answer: Relay | None,
     ) -> None:
-        """Send this worker's own bytes, or what is filled with them and with those of others as it becomes ready.
-
-        They are sent once they are granted, unless they are brief; then the answer is received, if there is any.
-        """
+        """Send the sum as it becomes ready, once it is granted unless it is brief; receive the answer, if any."""
         length, digest, ticket = padded_bytes(part.end - part.start), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         async with self._lines.line(parent.address) as connection:
@@ -215,10 +221,10 @@ class Attempt:
                 self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
             connection.spread(_pace_bps(part.rate_bps if part.inputs else 0, parent))
             frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
-            if filling is None:
+            if summed is None:
                 record = await connection.send(frame, own)
             else:
-                record = await connection.send_stream(frame, filling)
+                record = await connection.send_stream(frame, summed)
             if record is not None:
                 self._recorded(record, parent.worker)
             if answer is not None:
@@ -288,9 +294,7 @@ def _answered(part: ReducePart, length: int) -> set[str]:
     return both
 
 
-async def _copy(pieces: Sequence[memoryview], out: memoryview, growing: FillingPart | None) -> None:
-    if growing is not None:
-        await growing.progress.reached(len(growing.payload))
+def _copy(pieces: Sequence[memoryview], out: memoryview) -> None:
     at = 0
     for piece in pieces:
         out[at : at + len(piece)] = piece

@@ -137,8 +137,7 @@ class EarlyGradients:
             self._begin(step, patience_s)
 
     def _begin(self, step: _Step, patience_s: float) -> None:
-        payload = memoryview(self._into.view(torch.uint8).numpy().data)
-        growth = GradientGrowth(payload=payload, progress=Progress(len(payload)), patience_s=patience_s)
+        growth = GradientGrowth(progress=Progress(self._flat.size_bytes), patience_s=patience_s)
         step.offered = self._offer(growth)
         if step.offered is not None:
             step.growth = growth

@@ -64,6 +64,7 @@ class Reductions:
         self._take_in = take_in
         self._recorded = recorded
         self._inbox = inbox
+        self._segments = 1 if inbox is None else inbox.segments
         self._states = None if inbox is None else StateTransfers(self._lines, inbox, host, take_in, recorded)
         self._open: dict[ReduceId, _Open] = {}
         self._received: ReduceBuffers | None = None
@@ -168,6 +169,7 @@ class Reductions:
             updates=plan.updates,
             rates=plan.rates,
             total=buffers.result,
+            ranges=tuple((part.start, part.end) for part in plan.parts),
         )
         self._inbox.settled(result)
         return result
@@ -193,7 +195,7 @@ class Reductions:
             await asyncio.wait((before,))
         try:
             async with self._meter.watching():
-                await Attempt(plan, buffers, self._lines, self._host, self._recorded).run()
+                await Attempt(plan, buffers, self._lines, self._host, self._recorded, self._segments).run()
         except FabricError as error:
             log.info("%s: %s", plan.round, error)
             self._take_in(act.AttemptEnded(round=plan.round, detail=str(error)))

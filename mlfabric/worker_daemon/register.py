@@ -241,8 +241,12 @@ def wrap(
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
-        slack, workers, servers, overlap, init, keep, resume, model_name, name, scheduler, settings: as for
-            :func:`register_as_worker`; asynchronous steps overlap with the next batch, and not with their own backward.
+        overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
+            that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
+            before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap
+            with the next batch, and not with their own backward.
+        slack, workers, servers, init, keep, resume, model_name, name, scheduler, settings: as for
+            :func:`register_as_worker`.
 
     Raises:
         UsageError: with a server, no rule does what the optimizer does, or it does not hold all of the model's

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+
+from mlfabric.worker_daemon.dealt_bytes import put_in_order
 
 __all__ = ["RoundInbox", "RoundResult", "StateImage"]
 
@@ -27,7 +30,8 @@ class RoundResult:
         workers: how many contributed.
         updates: of how many gradients it is the sum.
         rates: the means of their settings of each parameter group.
-        total: its bytes, in memory of its own.
+        total: its bytes as they travelled, in memory of its own.
+        ranges: the ranges of bytes in which they travelled.
     """
 
     version: int
@@ -35,6 +39,7 @@ class RoundResult:
     updates: int
     rates: tuple[float, ...]
     total: memoryview
+    ranges: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +56,12 @@ class RoundInbox:
     Args:
         together: how many workers begin together, >= 1.
         copy_state: returns a copy of the present state; called in any thread.
+        segments: over how many segments of a gradient each range of bytes is dealt out that travels (``dealt_bytes``).
     """
 
-    def __init__(self, together: int, copy_state: Callable[[], StateImage]) -> None:
+    def __init__(self, together: int, copy_state: Callable[[], StateImage], segments: int = 1) -> None:
         self.together = together
+        self.segments = segments
         self.copy_state = copy_state
         self._lock = threading.Lock()
         self._results: deque[RoundResult] = deque()
@@ -97,6 +104,17 @@ class RoundInbox:
                 if len(spare) == size_bytes:
                     return self._spare.pop(i)
         return memoryview(np.empty(size_bytes, dtype=np.uint8).data)
+
+    @contextmanager
+    def in_order(self, result: RoundResult) -> Iterator[memoryview]:
+        """Give the bytes of a result, each where it belongs, while the block runs."""
+        if self.segments == 1:
+            yield result.total
+            return
+        ordered = self.buffer(len(result.total))
+        put_in_order(result.total, ordered, result.ranges, self.segments)
+        yield ordered
+        self.give_back(ordered)
 
     def give_back(self, buffer: memoryview) -> None:
         """Take memory back that nobody uses any more."""

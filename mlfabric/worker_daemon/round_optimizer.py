@@ -19,6 +19,7 @@ from mlfabric.errors import FabricError, UsageError
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.early_gradients import NOT_FINITE, EarlyGradients, Offered
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.group_rates import rates_of, with_rates
@@ -98,7 +99,7 @@ class RoundOptimizer(TakenOver):
         self._kept = 0
         """How many gradients of earlier steps are in ``_offered``."""
         self._state_lock = threading.Lock()
-        self._inbox = RoundInbox(together, self._copy_state)
+        self._inbox = RoundInbox(together, self._copy_state, SEGMENTS if overlap else 1)
         self._left = False
         self._daemon = start(self._inbox)
         self._daemon.join()
@@ -259,9 +260,10 @@ class RoundOptimizer(TakenOver):
         if result.version != self.version + 1:
             raise FabricError(f"round {result.version} came to a model of version {self.version}")
         with self._state_lock:
-            self._flat.spread(result.total, result.workers, result.updates)
-            with with_rates(self._taken_over, result.rates):
-                self._taken_over.step()
+            with self._inbox.in_order(result) as total:
+                self._flat.spread(total, result.workers, result.updates)
+                with with_rates(self._taken_over, result.rates):
+                    self._taken_over.step()
             self.version = result.version
 
     # State for and from peers

@@ -29,7 +29,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def joined(running: Fabric, model: torch.nn.Module, rank: int = 0, **options: Any) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    options = {"mode": "all-reduce", "overlap": True, **options}
+    options = {"method": "all-reduce", "overlap": True, **options}
     return mlfabric.wrap(optimizer, model, settings=running.settings(f"w{rank}"), **options)
 
 
@@ -70,7 +70,7 @@ def test_training_with_overlap_makes_the_same_steps_as_without() -> None:
     assert same(results)
 
 
-@pytest.mark.parametrize("options", [{"mode": "elastic", "at_least": 0.3}, {"mode": "partial", "quorum": "solo"}])
+@pytest.mark.parametrize("options", [{"method": "elastic", "at_least": 0.3}, {"method": "partial", "quorum": "solo"}])
 def test_all_have_the_same_weights(options: dict[str, Any]) -> None:
     models = [small_model(seed) for seed in range(3)]
     with Fabric() as running:
@@ -108,7 +108,7 @@ def pair() -> Any:
     """Two workers of an elastic job, and their models."""
     with Fabric() as running:
         models = [Parts(), Parts()]
-        workers = team(running, models, mode="elastic")
+        workers = team(running, models, method="elastic")
         yield running, workers, models
         leave(workers)
 
@@ -136,7 +136,9 @@ def break_off(worker: Any, model: Parts) -> None:
 
 
 def clip(worker: Any, model: Parts) -> None:
-    model.last.grad.mul_(0.5)
+    gradient = model.last.grad
+    assert gradient is not None
+    gradient.mul_(0.5)
     with pytest.raises(UsageError, match=r"gradient of last was changed .* wrap without overlap"):
         complete(worker, model)
 
@@ -199,8 +201,9 @@ def test_gradients_accumulate_where_the_script_says_so() -> None:
         with worker.accumulating():
             model(inputs).sum().backward()
         model(inputs).sum().backward()
-        total = model[2].bias.grad.clone()
-        before = model[2].bias.detach().clone()
+        bias = list(model.parameters())[-1]
+        assert bias.grad is not None
+        wanted = bias.detach() - 0.1 * bias.grad
         worker.step()
-        assert torch.allclose(model[2].bias, before - 0.1 * total)
+        assert torch.allclose(bias, wanted)
         worker.leave()

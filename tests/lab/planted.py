@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlfabric import clock
-from mlfabric.channels.progress import FillingPart
+from mlfabric.channels.progress import ProgressOfPieces
 from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
@@ -188,7 +188,7 @@ def outcome_of_the_former_scheduler_forgotten(patch: Patch) -> None:
 
 def gradient_sent_before_it_is_made(patch: Patch) -> None:
     """Of a gradient that is offered while it grows everything is sent at once."""
-    patch.setattr(FillingPart, "_look", lambda self: self.progress.advance(self.progress.size_bytes))
+    patch.setattr(ProgressOfPieces, "_look", lambda self: self.progress.advance(self.progress.size_bytes))
 
 
 def withdrawn_gradient_is_carried_on(patch: Patch) -> None:

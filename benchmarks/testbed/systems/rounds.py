@@ -1,8 +1,11 @@
 """mlfabric without a server, through ``mlfabric.wrap``: every worker steps by itself along the mean of a round.
 
 The catalogue says which method is wrapped. Nobody tells a worker when the others end: the model has one element more
-than the workload, its last one. A worker that finds the run over gives that element a gradient, so all workers find it
+than the workload, its first one. A worker that finds the run over gives that element a gradient, so all workers find it
 changed after the same round, and each ends with the first round that shows it the change.
+
+With overlap the model is cut into several parameters, and each gradient leaves when backward would have made it
+(``benchmarks.testbed.overlapping``).
 
 A few workers keep the model after each of their rounds: one of them alone would miss the rounds that settle while it
 computes for longer than the others.
@@ -20,18 +23,20 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 import mlfabric
+from benchmarks.testbed.overlapping import Buckets, OverlappedCompute
 from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
 from benchmarks.testbed.systems.collective import meeting_point
 from benchmarks.testbed.systems.fabric_members import MODEL, WITHOUT_SERVER, prepare, settings_of
 from benchmarks.testbed.systems.steps import compute_of
-from benchmarks.testbed.workload import PaddedCompute, Workload
+from benchmarks.testbed.workload import Workload
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
 
 __all__ = ["SERVICES", "prepare", "worker"]
 
 SERVICES = WITHOUT_SERVER
 KEEPERS = 3
+OVERLAPPED_BUCKETS = 8
 
 
 def worker(place: Place, plan: RunPlan) -> WorkerLog:
@@ -41,46 +46,53 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
         RuntimeError: the others have not joined in time.
     """
     workload = plan.workload.build()
-    model = _Flat(workload)
+    buckets = Buckets.even(1 + workload.n_parameters, OVERLAPPED_BUCKETS if plan.wrapped.get("overlap") else 1)
+    model = _Flat(workload, buckets)
     sgd = torch.optim.SGD(model.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
     arguments: dict[str, Any] = {**plan.wrapped, "workers": place.workers, "settings": settings_of(place)}
     optimizer = mlfabric.wrap(sgd, model, model_name=MODEL, **arguments)
     assert isinstance(optimizer, RoundOptimizer), "the method has no server"
     try:
-        return _train(place, plan, workload, model, optimizer)
+        return _train(place, plan, workload, model, optimizer, buckets)
     finally:
         optimizer.leave()
 
 
 class _Flat(torch.nn.Module):
-    """The workload's weights, and behind them whether the run is over, as one parameter."""
+    """Whether the run is over, and behind that the workload's weights; each bucket is a parameter."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, buckets: Buckets) -> None:
         super().__init__()
-        values = np.append(workload.initial(), np.float32(0))
-        self.values = torch.nn.Parameter(torch.from_numpy(values))
-        self.slopes = torch.zeros_like(self.values)
-        self.values.grad = self.slopes
+        self._values = np.append(np.float32(0), workload.initial())
+        self._slopes = np.zeros_like(self._values)
+        parts = [torch.from_numpy(self._values[place]) for place in buckets.slices]
+        self.parts = torch.nn.ParameterList(torch.nn.Parameter(part) for part in parts)
+        self._gradients = [torch.from_numpy(self._slopes[place]) for place in buckets.slices]
 
     @property
     def weights(self) -> np.ndarray:
         """The workload's weights, as they are now: a view."""
-        return self.values.detach()[:-1].numpy()
+        return self._values[1:]
 
     @property
     def gradient(self) -> np.ndarray:
         """Where the workload's gradient goes: a view."""
-        return self.slopes[:-1].numpy()
+        return self._slopes[1:]
 
     @property
     def is_over(self) -> bool:
         """Whether some worker has found the run over."""
-        return bool(self.values[-1] != 0)
+        return bool(self._values[0] != 0)
 
     def say(self, is_over: bool) -> None:
-        """Give what the next step says about the run's end; keep the gradient, which an optimizer may have let go."""
-        self.slopes[-1] = float(is_over)
-        self.values.grad = self.slopes
+        """Give what the next step says about the run's end, in the bucket that is made last."""
+        self._slopes[0] = float(is_over)
+
+    def give(self, bucket: int) -> torch.nn.Parameter:
+        """Give a parameter its gradient, which an optimizer may have let go; return it."""
+        part: torch.nn.Parameter = self.parts[bucket]
+        part.grad = self._gradients[bucket]
+        return part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -120,8 +132,10 @@ def _agree_on_start(place: Place, store: TCPStore) -> int:
     return int(store.get("began"))
 
 
-def _train(place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: RoundOptimizer) -> WorkerLog:
-    compute, recorder, fates = compute_of(PaddedCompute, place, plan), StepRecorder(), _Fates()
+def _train(
+    place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: RoundOptimizer, buckets: Buckets
+) -> WorkerLog:
+    compute, recorder, fates = compute_of(OverlappedCompute, place, plan), StepRecorder(), _Fates()
     keeper, rank = SnapshotKeeper(every_ns=0), place.own_rank
     keeps = rank < KEEPERS
     judged = partial(workload.accuracy, model.weights) if rank == 0 else None
@@ -129,12 +143,24 @@ def _train(place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimi
     began_ns = _agree_on_start(place, store)
     if keeps:
         keeper.offer(began_ns, 0, model.weights)
-    step = 0
+    step, overlaps = 0, len(buckets.ends) > 1
+
+    def made(bucket: int) -> torch.nn.Parameter:
+        if bucket == 0:
+            model.say(plan.is_over(began_ns, time.monotonic_ns(), step + 1, judged))
+        return model.give(bucket)
+
+    def leaves(bucket: int) -> None:
+        optimizer.ready(made(bucket))
+
     while not model.is_over:
         recorder.start()
         gradient = partial(workload.gradient, model.weights, rank, step, model.gradient)
-        recorder.computed(compute.run(step, gradient)[1])
-        model.say(plan.is_over(began_ns, time.monotonic_ns(), step + 1, judged))
+        if overlaps:
+            recorder.computed(compute.run_in_buckets(step, buckets, gradient, leaves)[1])
+        else:
+            recorder.computed(compute.run(step, gradient)[1])
+            made(0)
         optimizer.step()
         now_ns, step = recorder.end(), step + 1
         fates.note(optimizer, now_ns)
