@@ -56,6 +56,6 @@ class RoundMeter:
             own = np.isin(at_ns, told_ns + _OFFSETS_NS)
             own[-1] = True
             links = np.concatenate((workers, hosts + workers))
-            found[links] = peaks_bps(at_ns[own], carried[own][:, links], least_bytes(self._size_bytes))
+            found[links] = peaks_bps(at_ns[own], at_ns[own], carried[own][:, links], least_bytes(self._size_bytes))
         for worker in range(len(self._told_ns)):
             yield int(found[worker]), int(found[hosts + worker])
