@@ -29,9 +29,9 @@ def test_each_worker_has_the_peaks_of_its_own_links() -> None:
 
 
 def test_a_link_that_carried_less_than_a_quarter_of_the_tensor_shows_nothing() -> None:
-    found = metered([0.0, 0.0], 100 * MS, [0.1, 0.019, 9, 0.3, 0.021, 9])
+    found = metered([0.0, 0.0], 100 * MS, [0.1, 0.019, 9, 0.3, 0.03, 9])
     assert found[1][0] == 0
-    assert found[1][1] == pytest.approx(0.021 * BIT_PER_NS, rel=0.01)
+    assert found[1][1] == pytest.approx(0.03 * BIT_PER_NS, rel=0.01)
 
 
 def test_who_is_told_late_looks_from_then_on_only() -> None:
