@@ -36,7 +36,7 @@ def peaks_bps(
 
     A look may take long, as others run meanwhile, and nobody knows when in it the counters were read: so the time
     between two looks is from when the one began until the other ended, and no rate is higher than it was. What a link
-    carries first is left out, a quarter of the least bytes: where a token bucket has saved something up, it goes at once.
+    carries first is left out, a quarter of the least bytes: what a token bucket has saved up goes at once.
 
     Args:
         began_ns, ended_ns: when each look did.
