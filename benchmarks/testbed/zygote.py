@@ -29,7 +29,16 @@ from benchmarks.testbed.orders import Began, Kill, Start
 
 __all__ = ["ORDER_BYTES", "PIPES", "PRELOADED", "STATUS", "main"]
 
-PRELOADED = ("numpy", "torch", "torch.distributed", "grpc.aio", "mlfabric", "mlfabric.cli.app")
+PRELOADED = (
+    "numpy",
+    "torch",
+    "torch.distributed",
+    "torch._dynamo",  # the first optimizer of a process imports it, which takes seconds of each child's time
+    "grpc.aio",
+    "mlfabric",
+    "mlfabric.cli.app",
+    "mlfabric.worker_daemon.register",
+)
 ORDER_BYTES = 64 * 1024
 PIPES = 3
 STATUS = struct.Struct("=i")

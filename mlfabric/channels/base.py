@@ -78,16 +78,22 @@ class Frame:
     meta: bytes = b""
 
     def __post_init__(self) -> None:
-        checks = [
-            (f"ticket of {len(self.ticket)} bytes", len(self.ticket) == TICKET_BYTES, f"{TICKET_BYTES} bytes"),
-            (f"length={self.length}", 0 <= self.length < U64_LIMIT, "0 to 2**64 - 1"),
-            (f"digest={self.digest}", 0 <= self.digest < U64_LIMIT, "0 to 2**64 - 1"),
-            (f"meta of {len(self.meta)} bytes", len(self.meta) <= MAX_META_BYTES, f"at most {MAX_META_BYTES} bytes"),
-            (f"length={self.length}", not self.length or self.kind in CARRIES_PAYLOAD, "0, it is a control frame"),
-        ]
-        for given, good, allowed in checks:
-            if not good:
-                raise UsageError(f"{self.kind.name} frame: {given}; allowed: {allowed}")
+        if fault := self._fault():
+            given, allowed = fault
+            raise UsageError(f"{self.kind.name} frame: {given}; allowed: {allowed}")
+
+    def _fault(self) -> tuple[str, str] | None:
+        """Return what is given and what is allowed if it cannot be sent so."""
+        if len(self.ticket) != TICKET_BYTES:
+            return f"ticket of {len(self.ticket)} bytes", f"{TICKET_BYTES} bytes"
+        for name, value in (("length", self.length), ("digest", self.digest)):
+            if not 0 <= value < U64_LIMIT:
+                return f"{name}={value}", "0 to 2**64 - 1"
+        if len(self.meta) > MAX_META_BYTES:
+            return f"meta of {len(self.meta)} bytes", f"at most {MAX_META_BYTES} bytes"
+        if self.length and self.kind not in CARRIES_PAYLOAD:
+            return f"length={self.length}", "0, it is a control frame"
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,7 +44,8 @@ class Connection:
         self._stream = stream
         self._limits = limits
         self._on_closed = on_closed
-        self._busy: set[Direction] = set()
+        self._sending, self._receiving = _Use(self, Direction.OUT), _Use(self, Direction.IN)
+        self._breaking = _Breaking(self)
         self._unread_bytes = 0
         self._incoming_paced = False
         self._spread_bps = 0
@@ -72,7 +73,7 @@ class Connection:
         """How many bytes have come and were not read yet; 0 where an emulated link has yet to let them through."""
         if self._limits.down or self._stopping.done():
             return 0
-        with self._breaking():
+        with self._breaking:
             return self._stream.waiting_bytes()
 
     def spread(self, rate_bps: int) -> None:
@@ -104,28 +105,37 @@ class Connection:
         if total_bytes(views) != frame.length:
             raise UsageError(f"the frame announces {frame.length} payload bytes, given {total_bytes(views)}")
         pacer = self._upward(rate_bps)
-        with self._using(Direction.OUT):
-            await self._send_head(frame, pacer, paced=rate_bps > 0 or self._spread_bps > 0)
-            return await self._send_payload(views, pacer, paced=rate_bps > 0) if frame.length else None
+        with self._sending:
+            head = self._head(frame, pacer, paced=rate_bps > 0 or self._spread_bps > 0)
+            if not frame.length:
+                await self._write(head)
+                return None
+            return await self._send_payload(head, views, pacer, paced=rate_bps > 0)
 
     def _upward(self, rate_bps: int) -> Pacer:
         own = (TokenBucket(rate_bps),) if rate_bps else ()
         return Pacer(self._limits.up + own, self._stopping)
 
-    async def _send_head(self, frame: Frame, pacer: Pacer, *, paced: bool) -> None:
-        head = contiguous([memoryview(encode_header(frame, paced=paced)), memoryview(frame.meta)])
-        pacer.charge(total_bytes(head))
-        await self._write(head)
+    def _head(self, frame: Frame, pacer: Pacer, *, paced: bool) -> list[memoryview]:
+        """Return what goes before a payload, paid for."""
+        head = memoryview(encode_header(frame, paced=paced) + frame.meta)
+        pacer.charge(len(head))
+        return [head]
 
-    async def _send_payload(self, views: Sequence[memoryview], pacer: Pacer, *, paced: bool) -> TransferRecord:
+    async def _send_payload(
+        self, head: list[memoryview], views: Sequence[memoryview], pacer: Pacer, *, paced: bool
+    ) -> TransferRecord:
         started_ns = clock.monotonic_ns()
         with pacer:
-            await self._send_views(views, pacer)
+            for group in chunked(views, pacer.chunk_bytes):
+                await pacer.admit(total_bytes(group))
+                await self._write([*head, *group])
+                head = []
             await self._drain()
         record = self._record(Direction.OUT, total_bytes(views), started_ns, paced=paced)
         if paced or not self._spread_bps:
             return record
-        with self._breaking():
+        with self._breaking:
             delivered = record.bytes - self._stream.unacknowledged_bytes()
         return self._with_busy(record, max(0, delivered), record.ended_ns - record.started_ns)
 
@@ -155,8 +165,8 @@ class Connection:
             given = f"the buffer has {len(filling.payload)}"
             raise UsageError(f"the frame announces {frame.length} payload bytes; {given}")
         pacer = self._upward(rate_bps)
-        with self._using(Direction.OUT):
-            await self._send_head(frame, pacer, paced=True)
+        with self._sending:
+            await self._write(self._head(frame, pacer, paced=True))
             with self._interrupted_by_stop():
                 if pacer.is_free:
                     return await self._send_freely(filling)
@@ -182,32 +192,27 @@ class Connection:
     async def _send_freely(self, filling: Filling) -> TransferRecord:
         """Send a buffer as it becomes ready, at full speed."""
         started_ns, pump = clock.monotonic_ns(), Pump(self._stream, filling)
-        with self._breaking():
+        with self._breaking:
             await pump.run()
         await self._drain()
-        with self._breaking():
+        with self._breaking:
             pump.look()
-        record, busy = self._record(Direction.OUT, len(filling.payload), started_ns, paced=False), pump.backlog
-        starved_ns = record.ended_ns - record.started_ns - busy.ns
-        paced = record.paced or starved_ns > STARVED_SHARE * (record.ended_ns - record.started_ns)
-        return self._with_busy(replace(record, paced=paced), busy.bytes, busy.ns)
+        took_ns, busy = clock.monotonic_ns() - started_ns, pump.backlog
+        starved = took_ns - busy.ns > STARVED_SHARE * took_ns
+        record = self._record(Direction.OUT, len(filling.payload), started_ns, paced=starved)
+        return self._with_busy(record, busy.bytes, busy.ns)
 
     def _with_busy(self, record: TransferRecord, n_bytes: int, took_ns: int) -> TransferRecord:
         """Add to a record what the links carried while they alone held it up, unless spreading may have."""
         spread = self._was_spread(n_bytes, took_ns)
-        return record if spread else replace(record, busy_bytes=n_bytes, busy_ns=took_ns)
-
-    async def _send_views(self, views: Sequence[memoryview], pacer: Pacer) -> None:
-        for group in chunked(views, pacer.chunk_bytes):
-            await pacer.admit(total_bytes(group))
-            await self._write(group)
+        return record if spread or not n_bytes else replace(record, busy_bytes=n_bytes, busy_ns=took_ns)
 
     async def _write(self, pieces: Sequence[memoryview]) -> None:
-        with self._breaking():
+        with self._breaking:
             await self._stream.write(pieces)
 
     async def _drain(self) -> None:
-        with self._breaking():
+        with self._breaking:
             await self._stream.drain()
         self._check_open()
 
@@ -223,14 +228,16 @@ class Connection:
             raise UsageError(
                 f"{self._unread_bytes} payload bytes are still to be received: receive_into or discard first"
             )
-        with self._using(Direction.IN):
+        with self._receiving:
             header = await self._receive_header()
             meta = bytearray(header.meta_bytes)
-            await self._fill(memoryview(meta))
+            if meta:
+                await self._fill(memoryview(meta))
         if self._heard is not None:
             self._heard()
             self._heard = None
-        Pacer(self._limits.down, self._stopping).charge(HEADER_BYTES + header.meta_bytes)
+        if self._limits.down:
+            Pacer(self._limits.down, self._stopping).charge(HEADER_BYTES + header.meta_bytes)
         self._unread_bytes = header.length
         self._incoming_paced = header.paced
         return Frame(
@@ -243,7 +250,8 @@ class Connection:
         if at == 0:
             raise ConnectionClosedError(f"{self.peer} closed the connection between two frames")
         check_magic(raw[:at])
-        await self._fill(memoryview(raw)[at:])
+        if at < HEADER_BYTES:
+            await self._fill(memoryview(raw)[at:])
         return decode_header(raw, max_payload_bytes=self._limits.max_payload_bytes)
 
     async def receive_into(self, buffer: memoryview, length: int) -> TransferRecord:
@@ -293,8 +301,7 @@ class Connection:
                 ended_ns, later = await self._read_on(view, rest, took)
             if later is not None:
                 await later
-        record = self._record(Direction.IN, length, started_ns, paced=self._incoming_paced)
-        return replace(record, ended_ns=ended_ns)
+        return self._record(Direction.IN, length, started_ns, paced=self._incoming_paced, ended_ns=ended_ns)
 
     async def _read_on(
         self, first: memoryview, rest: Iterator[memoryview], took: Callable[[], Awaitable[None] | None]
@@ -315,7 +322,7 @@ class Connection:
             view = EMPTY if later is not None or failure is not None else next(rest, EMPTY)
             return view
 
-        with self._using(Direction.IN), self._breaking():
+        with self._receiving, self._breaking:
             if not await self._stream.read_through(first, full):
                 self._check_open()
                 raise TransferError(f"{self.peer} closed the connection in the middle of a frame")
@@ -332,7 +339,7 @@ class Connection:
         self._check_announced(length)
         pacer = Pacer(self._limits.down, self._stopping)
         started_ns, at = clock.monotonic_ns(), 0
-        with self._using(Direction.IN), pacer:
+        with self._receiving, pacer:
             while at < length:
                 view = place(at, min(pacer.chunk_bytes, length - at))
                 await pacer.admit(len(view))
@@ -355,14 +362,16 @@ class Connection:
     async def _read(self, view: memoryview, at_least: int) -> int:
         if not at_least:
             return 0
-        with self._breaking():
+        with self._breaking:
             n = await self._stream.read_into(view, at_least)
         if n < at_least:
             self._check_open()
         return n
 
-    def _record(self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool) -> TransferRecord:
-        ended_ns, out = clock.monotonic_ns(), direction is Direction.OUT
+    def _record(
+        self, direction: Direction, n_bytes: int, started_ns: int, *, paced: bool, ended_ns: int = 0
+    ) -> TransferRecord:
+        ended_ns, out = ended_ns or clock.monotonic_ns(), direction is Direction.OUT
         return TransferRecord(
             direction=direction,
             bytes=n_bytes,
@@ -379,33 +388,6 @@ class Connection:
     def _check_open(self) -> None:
         if self._stopping.done():
             raise TransferError(f"the connection to {self.peer} was closed at this end")
-
-    @contextmanager
-    def _using(self, direction: Direction) -> Iterator[None]:
-        self._check_open()
-        if direction in self._busy:
-            raise UsageError(
-                f"another task is using this direction ({direction.value}) of the connection to {self.peer}"
-            )
-        self._busy.add(direction)
-        whole = False
-        try:
-            yield
-            whole = True
-        finally:
-            self._busy.discard(direction)
-            if not whole:
-                self._stop(abrupt=True)
-            self._release_if_idle()
-
-    @contextmanager
-    def _breaking(self) -> Iterator[None]:
-        """Turn the stream's own errors into TransferErrors, and no others."""
-        try:
-            yield
-        except OSError as error:
-            self._check_open()
-            raise TransferError(f"the connection to {self.peer} broke: {error}") from error
 
     @contextmanager
     def _interrupted_by_stop(self) -> Iterator[None]:
@@ -448,7 +430,7 @@ class Connection:
             self._stream.stop(abrupt=abrupt)
 
     def _release_if_idle(self) -> None:
-        if self._stopping.done() and not self._busy and not self._closed.done():
+        if self._stopping.done() and not (self._sending.is_on or self._receiving.is_on or self._closed.done()):
             self._stream.close()
             self._closed.set_result(None)
             self._on_closed(self)
@@ -456,6 +438,46 @@ class Connection:
     async def wait_closed(self) -> None:
         """Wait until nothing of the connection is left."""
         await asyncio.shield(self._closed)
+
+
+class _Use:
+    """One direction of a connection while a task uses it; left by an error, the connection is closed.
+
+    It is entered for every frame and piece, so it is no generator; nor is the next one.
+    """
+
+    def __init__(self, connection: Connection, direction: Direction) -> None:
+        self.is_on = False
+        self._connection = connection
+        self._direction = direction
+
+    def __enter__(self) -> None:
+        self._connection._check_open()
+        if self.is_on:
+            which = f"this direction ({self._direction.value}) of the connection to {self._connection.peer}"
+            raise UsageError(f"another task is using {which}")
+        self.is_on = True
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.is_on = False
+        if error is not None:
+            self._connection._stop(abrupt=True)
+        self._connection._release_if_idle()
+
+
+class _Breaking:
+    """Turns the stream's own errors into TransferErrors, and no others."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            self._connection._check_open()
+            raise TransferError(f"the connection to {self._connection.peer} broke: {error}") from error
 
 
 Handler = Callable[[Connection], Awaitable[None]]

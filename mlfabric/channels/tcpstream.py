@@ -30,6 +30,7 @@ TCP_INFO_BYTES = 256
 SEGMENT_OFFSET = 16
 MIN_RTT_OFFSET = 148
 NO_RTT_US = 0xFFFFFFFF
+SIOCOUTQNSD = 0x894B  # linux/sockios.h: of what was written, how much was never sent
 
 
 class TcpStream:
@@ -86,6 +87,8 @@ class TcpStream:
 
     async def drain(self) -> None:
         """Wait until the kernel has handed everything to the network; it may hold megabytes otherwise."""
+        if not self._queued(SIOCOUTQNSD):
+            return
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 1)  # writable when all is sent
         await self.writable()
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, SYSTEM_DEFAULT)
@@ -159,19 +162,23 @@ class TcpStream:
     ) -> None:
         """Call ``step`` whenever the socket is ready, until it returns True."""
         done: asyncio.Future[None] = self._loop.create_future()
+        is_watched = True
         descriptor = self._sock.fileno()  # of a socket that is not registered the loop makes a text, with system calls
 
         def ready() -> None:
+            nonlocal is_watched
             try:
                 finished = done.done() or step()
             except BlockingIOError:
                 return
             except OSError as error:
                 remove(descriptor)
+                is_watched = False
                 done.set_exception(error)
                 return
             if finished:
                 remove(descriptor)
+                is_watched = False
                 if not done.done():
                     done.set_result(None)
 
@@ -179,7 +186,8 @@ class TcpStream:
         try:
             await done
         finally:
-            remove(descriptor)
+            if is_watched:
+                remove(descriptor)
 
     def spread(self, rate_bps: int) -> bool:
         """Have the kernel space packets out at about a rate, 0 not any longer; tell whether it can."""
@@ -229,6 +237,9 @@ class TcpStream:
 def _now(step: Callable[[], bool]) -> bool:
     """Try a few steps without waiting; say whether they were all."""
     try:
-        return any(step() for _ in range(STEPS_AT_ONCE))
+        for _ in range(STEPS_AT_ONCE):
+            if step():
+                return True
     except BlockingIOError:
-        return False
+        pass
+    return False

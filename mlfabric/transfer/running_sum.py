@@ -40,6 +40,7 @@ __all__ = ["Accumulator", "Input", "InputKind", "NotFiniteError"]
 
 STARVED_SHARE = 0.05
 KEPT_BYTES = 64 * 1024 * 1024
+TURN_BYTES = 64 * 1024
 _spares = Spares(KEPT_BYTES)
 
 
@@ -196,7 +197,7 @@ class Accumulator:
 
             record = await connection.receive_through(pieces, took)
         starved = self._waited_ns[index] > STARVED_SHARE * (record.ended_ns - record.started_ns)
-        return replace(record, paced=record.paced or starved)
+        return replace(record, paced=True) if starved and not record.paced else record
 
     async def add(self, index: int, pieces: Sequence[memoryview], ready: Progress | None = None) -> None:
         """Add an input that is in this process.
@@ -213,13 +214,17 @@ class Accumulator:
         self._check_start(index, total_bytes(views))
         reader, taken = _Reader(views), 0
         with self._taking(index) as buffer:
+            since_turn_bytes = TURN_BYTES
             for images, number in self._places_of(index):
                 data = buffer[: self._chunks[number].size_bytes]
                 taken += len(data)
                 if ready is not None:
                     await ready.reached(taken)
                 reader.copy_into(data)
-                await asyncio.sleep(0)  # other tasks get their turns
+                if since_turn_bytes >= TURN_BYTES:
+                    await asyncio.sleep(0)  # other tasks get their turns
+                    since_turn_bytes = 0
+                since_turn_bytes += len(data)
                 if (later := self._take_chunk(index, images, number, data)) is not None:
                     await later
 
@@ -260,8 +265,9 @@ class Accumulator:
         """Add a chunk that is here; return what to wait for before the next one, if it is not yet its turn."""
         self._progress.check()
         chunk = self._chunks[number]
-        chunk.clear_gaps(data)
-        if all(self._is_turn(index, image, number) for image in images):
+        if chunk.gaps:
+            chunk.clear_gaps(data)
+        if not self._ordered or index == 0 or all(self._is_turn(index, image, number) for image in images):
             self._add_chunk(index, images, number, data, look=self._check_finite)
             return None
         if self._check_finite:
@@ -290,17 +296,13 @@ class Accumulator:
     def _add_chunk(self, index: int, images: range, number: int, data: memoryview, *, look: bool) -> None:
         """Add a chunk to images, part by part, each looked through for the first image if that is wanted."""
         chunk, source = self._chunks[number], self.inputs[index]
-        begun = [self._begun[image][number] for image in images]
-        for at, part in enumerate(chunk.parts):
-            elements = part.of(data, chunk.start)
-            for image, has_begun in zip(images, begun, strict=True):
-                target = self._targets_of(image, number)[at]
-                coefficient = source.coefficient(part.kind, image)
-                scratch = self._scratch(coefficient, elements)
-                looks = look and image == images.start
-                if not add_part(target, elements, coefficient, scratch, fresh=not has_begun, look=looks):
-                    raise self._not_finite(index, number, part, data)
         for image in images:
+            fresh, looks = not self._begun[image][number], look and image == images.start
+            for part, target in zip(chunk.parts, self._targets_of(image, number), strict=True):
+                elements, coefficient = part.of(data, chunk.start), source.coefficient(part.kind, image)
+                scratch = self._scratch(coefficient, elements)
+                if not add_part(target, elements, coefficient, scratch, fresh=fresh, look=looks):
+                    raise self._not_finite(index, number, part, data)
             self._note_added(index, image, number)
 
     def _targets_of(self, image: int, number: int) -> list[Vector]:

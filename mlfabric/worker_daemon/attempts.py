@@ -8,10 +8,11 @@ Each chunk is summed at one place, in one order, and handed on as it is: all wor
 worker and the results that come back lie in one buffer: a byte of the result exists only after the same byte of the
 sum has been received by the parent.
 
-Waiting for a grant, and asking for the result on a connection of its own, cost more than sending few bytes does: of a
-range of ``BRIEF_BYTES`` or less the bytes come unasked, and the result goes back as the answer to them; not in stripes,
-where the result is to flow back meanwhile. What a worker of a stripe has ready goes as fast as it can, which tells the
-monitor what the links carry; what is passed on is spread out.
+Sums come unasked: whoever is to receive them was told so by the scheduler, and until it has been, the network holds
+them up. To ask for the result on a connection of its own costs more than sending few bytes does: of a range of
+``BRIEF_BYTES`` or less it goes back as the answer to the sum; not in stripes, where it is to flow back meanwhile. What
+a worker of a stripe has ready goes as fast as it can, which tells the monitor what the links carry; what is passed on
+is spread out.
 
 A gradient may be offered while backward still makes it, from the first byte on. Then everything goes as far as its
 bytes are there, and each range travels with bytes from all over the gradient (``dealt_bytes``).
@@ -23,6 +24,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
@@ -159,7 +161,7 @@ class Attempt:
                 group.create_task(self._receive(part, peer, summed, i, answer))
         if part.parent is not None:
             answer = relay if part.parent.worker in answered else None
-            group.create_task(self._offer(part, part.parent, own, summed, answer))
+            group.create_task(self._hand_in(part, part.parent, own, summed, answer))
         if part.source is not None and relay is not None and part.source.worker not in answered:
             group.create_task(self._fetch(part, part.source, relay))
         for taker in part.takers:
@@ -175,10 +177,7 @@ class Attempt:
         return [*given, _PADDING[:padding]] if padding else given
 
     def _layout(self, part: ReducePart) -> Layout:
-        dtype = self._buffers.dtype
-        shape = ((part.end - part.start) // DTYPE_BYTES[dtype],)
-        name = f"bytes {part.start} to {part.end}" + (f" of {self._segments} segments" if self._segments > 1 else "")
-        return Layout((TensorSpec(name=name, shape=shape, dtype=dtype),))
+        return _layout_of(part.start, part.end, self._buffers.dtype, self._segments)
 
     def _sum(self, part: ReducePart, out: memoryview) -> Accumulator:
         own = [] if self._buffers.given is None else [Input()]
@@ -188,23 +187,19 @@ class Attempt:
     async def _receive(
         self, part: ReducePart, peer: Peer, summed: Accumulator, index: int, answer: Filling | None
     ) -> None:
-        """Add what is offered while it comes, granted before unless it is brief; answer with the result if asked to."""
+        """Add what comes while it does; answer with the result if asked to."""
         length = summed.length_of(index)
-        first = FrameKind.PAYLOAD if _is_brief(part, length) else FrameKind.OFFER
-        async with self._lines.visit(peer.ticket, first) as visit:
+        async with self._lines.visit(peer.ticket, FrameKind.PAYLOAD) as visit:
             connection, frame = visit.connection, visit.frame
-            offer = data_pb2.OfferMeta.FromString(frame.meta)
-            if not _is_brief(part, length):
-                await connection.send(Frame(kind=FrameKind.GRANT, ticket=peer.ticket))
-                frame = await connection.receive()
             self._check(connection, frame, FrameKind.PAYLOAD, part, length)
+            host = data_pb2.OfferMeta.FromString(frame.meta).host
             record = await summed.receive(connection, index, length)
-            self._recorded(record, offer.host)
-            note_forwarding(offer.host, self._host, record.bytes, record.started_ns, record.ended_ns)
+            self._recorded(record, host)
+            note_forwarding(host, self._host, record.bytes, record.started_ns, record.ended_ns)
             if answer is not None:
                 await self._send_result(part, peer, connection, answer)
 
-    async def _offer(
+    async def _hand_in(
         self,
         part: ReducePart,
         parent: Peer,
@@ -212,15 +207,12 @@ class Attempt:
         summed: Accumulator | None,
         answer: Relay | None,
     ) -> None:
-        """Send the sum as it becomes ready, once it is granted unless it is brief; receive the answer, if any."""
+        """Send the sum as it becomes ready; receive the answer, if any."""
         length, digest, ticket = padded_bytes(part.end - part.start), self._layout(part).digest, parent.ticket
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
+        frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
         async with self._lines.line(parent.address) as connection:
-            if not _is_brief(part, length):
-                await connection.send(Frame(kind=FrameKind.OFFER, ticket=ticket, digest=digest, meta=meta))
-                self._check(connection, await connection.receive(), FrameKind.GRANT, None, 0)
             connection.spread(_pace_bps(part.rate_bps if part.inputs else 0, parent))
-            frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
             if summed is None:
                 record = await connection.send(frame, own)
             else:
@@ -260,22 +252,26 @@ class Attempt:
         )
         self._recorded(await connection.send_stream(frame, result), taker.worker)
 
-    def _check(
-        self, connection: Connection, frame: Frame, kind: FrameKind, part: ReducePart | None, length: int
-    ) -> None:
-        """Refuse a frame that is not of this kind, or not of this part and length if it is to bring bytes."""
+    def _check(self, connection: Connection, frame: Frame, kind: FrameKind, part: ReducePart, length: int) -> None:
+        """Refuse a frame that is not of this kind, part and length."""
         if frame.kind is FrameKind.REFUSE:
             reason = data_pb2.RefuseMeta.FromString(frame.meta).reason
             raise TransferError(f"{connection.peer} refuses: {reason}")
-        digest = 0 if part is None else self._layout(part).digest
-        if (frame.kind, frame.length, frame.digest) != (kind, length, digest):
+        if (frame.kind, frame.length, frame.digest) != (kind, length, self._layout(part).digest):
             raise TransferError(
                 f"{frame.kind.name} of {frame.length} bytes came from {connection.peer}; wanted {kind.name} of {length}"
             )
 
 
+@lru_cache(maxsize=256)
+def _layout_of(start: int, end: int, dtype: str, segments: int) -> Layout:
+    """Return what a range is, for its sums and for the digest that both ends of an edge compare."""
+    name = f"bytes {start} to {end}" + (f" of {segments} segments" if segments > 1 else "")
+    return Layout((TensorSpec(name=name, shape=((end - start) // DTYPE_BYTES[dtype],), dtype=dtype),))
+
+
 def _is_brief(part: ReducePart, length: int) -> bool:
-    """Tell whether bytes come unasked; what is spread out takes long enough for the result to flow back meanwhile."""
+    """Tell whether the result is the answer; what is spread out takes so long that it flows back meanwhile."""
     return length <= BRIEF_BYTES and not part.rate_bps
 
 

@@ -28,12 +28,13 @@ class LinkMeter:
 
     def __init__(self, counter: LinkCounter | None) -> None:
         self._counter = counter
-        self._samples: list[tuple[int, int, int]] = []
+        self._looks: list[tuple[int, int, int, int]] = []
+        """When each look began and ended, and what had been sent and received."""
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Look at the counters now and again until the block ends."""
-        self._samples = []
+        self._looks = []
         task = asyncio.create_task(self._watch()) if self._counter is not None else None
         try:
             yield
@@ -44,10 +45,10 @@ class LinkMeter:
 
     def peaks_bps(self, least_bytes: int) -> tuple[int, int]:
         """Return the highest rates at which at least so many bytes were sent, and received; 0 if fewer were."""
-        if not self._samples:
+        if not self._looks:
             return 0, 0
-        looks = np.array(self._samples, np.int64)
-        sent_bps, received_bps = peaks_bps(looks[:, 0], looks[:, 1:], least_bytes)
+        looks = np.array(self._looks, np.int64)
+        sent_bps, received_bps = peaks_bps(looks[:, 0], looks[:, 1], looks[:, 2:], least_bytes)
         return int(sent_bps), int(received_bps)
 
     async def _watch(self) -> None:
@@ -56,6 +57,7 @@ class LinkMeter:
             await asyncio.sleep(pause_s)
 
     def _look(self) -> None:
+        began_ns = clock.monotonic_ns()
         carried = None if self._counter is None else self._counter()
         if carried is not None:
-            self._samples.append((clock.monotonic_ns(), *carried))
+            self._looks.append((began_ns, clock.monotonic_ns(), *carried))

@@ -1,8 +1,8 @@
 """The data connections between workers that reduce: who comes to us is found by its ticket. Decides nothing.
 
-A worker listens, and dials others. Whoever dials begins with ``OFFER`` or ``WANT`` and a ticket, or with ``PAYLOAD`` if
-it has few bytes to send. It may be here before the scheduler's word about that ticket is, so it waits for a while.
-Connections are kept and used again, one transfer at a time; only one whose framing is whole goes back.
+A worker listens and dials others. Whoever dials begins with ``PAYLOAD`` or ``WANT`` and a ticket. It may be here before
+the scheduler's word about that ticket is, so it waits for a while. Connections are kept and used again, one transfer at
+a time; only one whose framing is whole goes back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlfabric.transfer.dialling import Dialled
 __all__ = ["EXPECTED_WITHIN_S", "RoundLines", "Visit"]
 
 EXPECTED_WITHIN_S = 10.0
-_FIRST = (FrameKind.OFFER, FrameKind.WANT, FrameKind.PAYLOAD)
+_FIRST = (FrameKind.PAYLOAD, FrameKind.WANT)
 
 
 @dataclass(frozen=True, slots=True)

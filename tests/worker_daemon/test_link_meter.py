@@ -24,7 +24,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(interfaces, "interface_of", lambda address: {"10.0.0.7": "eth7", "127.0.0.1": "lo"}[address])
     monkeypatch.setattr(interfaces, "is_loopback", lambda interface: interface == "lo")
     monkeypatch.setattr(interfaces, "carried_bytes", lambda _: counters.pop(0) if len(counters) > 1 else counters[0])
-    times = iter(range(0, 10**12, 10 * MS))
+    times = (ns for began_ns in range(0, 10**12, 10 * MS) for ns in (began_ns, began_ns))
     monkeypatch.setattr(clock, "monotonic_ns", lambda: next(times))
     return counters
 
@@ -39,7 +39,7 @@ async def measured(address: str, looks: int) -> LinkMeter:
 
 async def test_the_best_stretch_with_enough_bytes_counts_in_each_direction_by_itself(counted, monkeypatch) -> None:
     monkeypatch.setattr(link_meter, "FIRST_PAUSE_S", 0)
-    counted += [(0, 0), (10_000, 0), (110_000, 1000), (120_000, 50_000), (130_000, 150_000), (130_000, 150_000)]
+    counted += [(0, 0), (30_000, 0), (130_000, 41_000), (140_000, 90_000), (150_000, 190_000), (150_000, 190_000)]
     meter = await measured("10.0.0.7:50", 100)
     assert meter.peaks_bps(100_000) == (100_000 * 8 * 100, 100_000 * 8 * 100)
     assert meter.peaks_bps(140_000) == (0, 149_000 * 8 * 100 // 2)
@@ -55,8 +55,18 @@ async def test_the_loopback_is_no_link(counted) -> None:
 
 
 def test_two_looks_at_one_instant_show_no_rate() -> None:
-    assert peaks_bps([7, 7], [(0,), (10**6,)], 1).tolist() == [0]
-    assert peaks_bps([7], [(10**6,)], 1).tolist() == [0]
+    assert peaks_bps([7, 7], [7, 7], [(0,), (10**6,)], 1).tolist() == [0]
+    assert peaks_bps([7], [7], [(10**6,)], 1).tolist() == [0]
+
+
+@pytest.mark.parametrize("read_late", [False, True])
+@pytest.mark.parametrize("held_up", [1, 2, 3])
+def test_a_look_that_takes_long_makes_no_link_faster_than_it_is(held_up: int, read_late: bool) -> None:
+    began_ns = [n * 20 * MS for n in range(5)]
+    ended_ns = [at_ns + 15 * MS * (n == held_up) for n, at_ns in enumerate(began_ns)]
+    carried = [((ended if read_late else began) / 1e9 * 1e6,) for began, ended in zip(began_ns, ended_ns, strict=True)]
+    found = peaks_bps(began_ns, ended_ns, carried, 1)[0]
+    assert 0.7 * 8e6 < found <= 8e6 * (1 + 1e-9)
 
 
 def test_links_are_looked_at_often_first_and_rarely_later() -> None:
@@ -64,6 +74,12 @@ def test_links_are_looked_at_often_first_and_rarely_later() -> None:
     assert pauses[0] == 0.005
     assert all(late == pytest.approx(1.25 * early) for early, late in pairwise(pauses))
     assert 20 < sum(pauses) < 300
+
+
+def test_what_a_token_bucket_lets_pass_at_once_makes_no_link_faster_than_it_is() -> None:
+    at_ns = [n * 10 * MS for n in range(8)]
+    carried = [(0,), *((10_000 + 10_000 * n,) for n in range(1, 8))]
+    assert peaks_bps(at_ns, at_ns, carried, 40_000) == 8e6
 
 
 def test_a_quarter_of_a_tensor_counts_and_never_less_than_buffers_hold() -> None:

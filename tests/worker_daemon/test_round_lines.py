@@ -13,8 +13,8 @@ from mlfabric.errors import TransferError
 from mlfabric.worker_daemon.round_lines import RoundLines, Visit
 
 TICKET = bytes(range(16))
-OFFER = Frame(kind=FrameKind.OFFER, ticket=TICKET)
-GRANT = Frame(kind=FrameKind.GRANT, ticket=TICKET)
+WANT = Frame(kind=FrameKind.WANT, ticket=TICKET)
+MODEL = Frame(kind=FrameKind.MODEL, ticket=TICKET)
 
 
 @asynccontextmanager
@@ -30,34 +30,34 @@ async def two() -> AsyncIterator[tuple[RoundLines, RoundLines, str]]:
             await channel.close()
 
 
-async def offer(lines: RoundLines, address: str) -> Connection:
-    """Offer, be granted, and let go of the connection."""
+async def fetch(lines: RoundLines, address: str) -> Connection:
+    """Ask, be given, and let go of the connection."""
     async with lines.line(address) as connection:
-        await connection.send(OFFER)
-        assert (await connection.receive()).kind is FrameKind.GRANT
+        await connection.send(WANT)
+        assert (await connection.receive()).kind is FrameKind.MODEL
     return connection
 
 
-async def grant(lines: RoundLines, kind: FrameKind = FrameKind.OFFER) -> None:
+async def give(lines: RoundLines, kind: FrameKind = FrameKind.WANT) -> None:
     async with lines.visit(TICKET, kind) as visit:
-        await visit.connection.send(GRANT)
+        await visit.connection.send(MODEL)
 
 
 async def test_a_visit_of_another_kind_fails_and_ends_its_connection() -> None:
     async with two() as (host, guest, address):
-        coming = asyncio.create_task(offer(guest, address))
-        with pytest.raises(TransferError, match="came with OFFER; wanted WANT"):
-            await grant(host, FrameKind.WANT)
+        coming = asyncio.create_task(fetch(guest, address))
+        with pytest.raises(TransferError, match="came with WANT; wanted PAYLOAD"):
+            await give(host, FrameKind.PAYLOAD)
         with pytest.raises(TransferError):
             await coming
 
 
 async def test_a_visit_that_comes_when_the_attempt_is_given_up_is_ended() -> None:
     async with two() as (host, guest, address):
-        waiting = asyncio.create_task(grant(host))
+        waiting = asyncio.create_task(give(host))
         await asyncio.sleep(0)
         async with guest.line(address) as connection:
-            visit = Visit(connection, OFFER, asyncio.get_running_loop().create_future())
+            visit = Visit(connection, WANT, asyncio.get_running_loop().create_future())
             host._expected[TICKET].set_result(visit)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
