@@ -87,6 +87,13 @@ class Dialled:
             self._busy[address].pop(connection, None)
             connection.close()
 
+    def drop_idle(self) -> None:
+        """Close all connections that are kept: the other ends may close them at any moment."""
+        idle, self._idle = self._idle, defaultdict(list)
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
+
     def break_off(self, address: str) -> None:
         """Close all connections to an address, and dial it no longer."""
         for dialling in self._dialling.pop(address, ()):

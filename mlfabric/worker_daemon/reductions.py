@@ -119,6 +119,7 @@ class Reductions:
             case act.StartAttempt():
                 self._start(action.plan)
             case act.StopAttempt():
+                self._lines.drop_idle()  # their other ends may still be at what is void, and will close them
                 if self._round == action.round and self._task is not None:
                     self._task.cancel()
             case act.StartProbes():

@@ -40,7 +40,8 @@ class RoundLines:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self.line = Dialled(channel).line
+        dialled = Dialled(channel)
+        self.line, self.drop_idle = dialled.line, dialled.drop_idle
         self._early: dict[bytes, Visit] = {}
         self._expected: dict[bytes, asyncio.Future[Visit]] = {}
 
