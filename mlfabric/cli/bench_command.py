@@ -24,6 +24,7 @@ MEASURED = {
     "control": "Calls and decisions per second of the scheduler.",
     "data": "Bytes per second of the data channels.",
     "accuracy": "Accuracy through a fabric against one process.",
+    "eager": "Partial rounds: latency beside MPI, and training with delays.",
     "divergence": "How far a replica's model may be behind, and is.",
     "fabric": "A whole fabric: methods, ingress, replica.",
     "optimality": "How far plans are from the best ones.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ class Small(NamedTuple):
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
 
+HAS_MPI = Path(sys.executable).with_name("mpirun").is_file()
 LONG = (pytest.mark.long,)
 HOSTS = (pytest.mark.root,)
 BENCHMARKS = {  # by name; what follows a space tells parts of one from another
@@ -48,6 +50,16 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
     ),
     "data": Small(("rounds=1", "megabytes=1"), ("ratio_to_raw", "ratio_to_gloo", "peak_ratio", "tcp_gb_per_s")),
     "divergence": Small(("elements=2", "rounds=1"), ("least_ratio", "gamma_0.9.alignment_0.1/lead_600")),
+    "eager": Small(
+        ("only=hyperplane,digits,text", "steps=2", "workers=2"),
+        ("hyperplane/200_ms/times", "digits/majority_in_time_share", "text/judged_difference"),
+        marks=LONG,
+    ),
+    "eager latency": Small(
+        ("only=latency", "trials=1", "processes=3", "rounds=3"),
+        ("latency/solo_times", "latency/majority_active"),
+        marks=(*LONG, pytest.mark.skipif(not HAS_MPI, reason="no mpirun beside Python")),
+    ),
     "fabric": Small(
         ("small=true", "only=sync_max_rel_diff"), ("sync_max_rel_diff 3 workers, 3 servers, 2 aggregators",), marks=LONG
     ),
