@@ -110,7 +110,7 @@ def _work(task: Task, begin: Begin) -> dict[str, Any]:
     optimizer = mlfabric.wrap(
         torch.optim.SGD(model.parameters(), lr=0.0),
         model,
-        mode="partial",
+        method="partial",
         quorum=task.quorum,
         full_every=NO_FULL_ROUNDS,
         workers=task.processes,

@@ -111,9 +111,9 @@ def _train(training: Training, begin: Begin) -> dict[str, Any]:
     torch.set_num_threads(1)
     example = TASKS[training.task](training.seed)
     how: dict[str, Any] = (
-        {"mode": "all-reduce"}
+        {"method": "all-reduce"}
         if training.method == SYNCHRONOUS
-        else {"mode": "partial", "quorum": training.method, "full_every": training.full_every}
+        else {"method": "partial", "quorum": training.method, "full_every": training.full_every}
     )
     optimizer = mlfabric.wrap(
         torch.optim.SGD(example.model.parameters(), lr=training.rate),
@@ -131,7 +131,7 @@ def _train(training: Training, begin: Begin) -> dict[str, Any]:
             group["lr"] = training.rate * (1 - step / training.steps)
         loss, work = example.loss(training.rank, step)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         takes_s = training.schedule.step_s(training.rank, training.workers, step) * (work if training.works else 1.0)
         slept_s += takes_s
         sleep_until(began_s + takes_s)

@@ -16,6 +16,7 @@ import selectors
 import signal
 import socket
 import struct
+import tempfile
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -129,6 +130,7 @@ def main(control_fd: int, preloaded: Sequence[str]) -> NoReturn:
     Raises:
         RuntimeError: something that was imported has started threads.
     """
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.gettempdir()  # torch makes a folder of its own there otherwise
     modules = (*PRELOADED, *preloaded)
     for module in modules:
         import_module(module)
