@@ -112,8 +112,9 @@ def shape_round(
         shaped = making.in_stripes(way.shape, way.striped, way.reason)
     else:
         return way.reason
-    if way.shape is Shape.STRIPES:
-        shaped = replace(shaped, trees=held_to_shares(shaped.trees, network, making.hosts_of_all, now_ns))
+    if way.striped is not None and way.shape is Shape.STRIPES:
+        held = held_to_shares(shaped.trees, network, making.hosts_of_all, now_ns, way.striped.over_span)
+        shaped = replace(shaped, trees=held)
     return replace(shaped, without_stripes=Shape.STRIPES in possible - shapes)
 
 
@@ -188,7 +189,7 @@ class _Making:
         shaped = self.shaped(shape, pairs, reason, bounds, tuple(striped.reservations))
         if shape is not Shape.STRIPES:
             return shaped
-        spread = _SPREAD * 8e9 / striped.span_ns
+        spread = _SPREAD * striped.over_span * 8e9 / striped.span_ns
         trees = tuple(replace(tree, rate_bps=round(spread * (tree.end - tree.start))) for tree in shaped.trees)
         return replace(shaped, trees=trees)
 

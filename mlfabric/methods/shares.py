@@ -3,7 +3,9 @@
 All streams of all stripes are planned to go at once, each at its even share of the slowest link. TCP shares a link
 among streams unevenly, and the slower the link the more so: some of a host's stripes are through long before the
 others, whose trees all wait for it, and what does not fit into a short queue is sent twice. So the streams of a link
-that is the narrow place are held to about their even shares of it.
+that is the narrow place are held to about their even shares of it. While the first chunks are on their way, the first
+hops have the links for themselves, and so have the last ones at the end: where that is a large part of a round, as its
+tensor is short, streams may go faster by as much.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ _NO_LIMIT_BPS = 1 << 62
 
 
 def held_to_shares(
-    trees: Sequence[Trees], network: Network, hosts: Mapping[str, str], now_ns: int
+    trees: Sequence[Trees], network: Network, hosts: Mapping[str, str], now_ns: int, over_span: float = 1.0
 ) -> tuple[Trees, ...]:
     """Return the trees with the rates to which streams over narrow links are held.
 
     Args:
         trees: of one round; all their streams run at once.
         hosts: of each worker; links of hosts that the network does not know hold nothing.
+        over_span: how many times as long as one of its streams a round takes.
     """
+    times = _HELD * over_span
     ups, downs = dict.fromkeys(hosts.values(), 0), dict.fromkeys(hosts.values(), 0)
     for tree in trees:
         size_bytes = tree.end - tree.start
@@ -44,8 +48,8 @@ def held_to_shares(
 
     def held(tree: Trees) -> Trees:
         size_bytes, limit_bps = tree.end - tree.start, tree.rate_bps
-        up_shares = {w: _share(up_bps[host], size_bytes, ups[host]) for w, host in hosts.items()}
-        down_shares = {w: _share(down_bps[host], size_bytes, downs[host]) for w, host in hosts.items()}
+        up_shares = {w: _share(up_bps[host], size_bytes, ups[host], times) for w, host in hosts.items()}
+        down_shares = {w: _share(down_bps[host], size_bytes, downs[host], times) for w, host in hosts.items()}
 
         def most_bps(source: str, destination: str) -> int:
             up, down = up_shares[source], down_shares[destination]
@@ -61,9 +65,9 @@ def held_to_shares(
     return tuple(map(held, trees))
 
 
-def _share(bps: int, size_bytes: int, load_bytes: int) -> int:
+def _share(bps: int, size_bytes: int, load_bytes: int, times: float) -> int:
     """Return at which rate so many bytes of a link's load may go."""
-    return round(_HELD * (bps * size_bytes // load_bytes)) if load_bytes else _NO_LIMIT_BPS
+    return round(times * (bps * size_bytes // load_bytes)) if load_bytes else _NO_LIMIT_BPS
 
 
 def _streams(tree: Trees) -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ __all__ = ["MOST_FAN", "MOST_STRIPES", "Fans", "Work", "alone", "sketches"]
 
 MOST_STRIPES = 8
 MOST_FAN = 32
-_COUNTS = (1, 2, 3, 4)
+_COUNTS = (1, 2, 3, 4, 5, 6)
 _COUNT_OF_MANY = 3
 """Of how many stripes sketches are made; of many hosts only of so many: more would gain a hundredth or two, and take
 more time to plan. Of few hosts also of as many as have room both ways, and of half as many: then each of them, or each
@@ -80,7 +80,7 @@ class Fans(NamedTuple):
             there pass nothing on.
         shares: of the bytes, by stripe.
         time: in which the busiest link carries all that goes over it.
-        hops: the most hops from a host to a root and on to another host.
+        hops: by stripe, the most hops from a host to its root and on to another host.
         most: how often the tensor goes over the link that carries most.
     """
 
@@ -89,7 +89,7 @@ class Fans(NamedTuple):
     handing: tuple[Mapping[int, int], ...]
     shares: tuple[float, ...]
     time: float
-    hops: int
+    hops: tuple[int, ...]
     most: float
 
 
@@ -193,13 +193,13 @@ def _weighed(
         time += missing / sum(rate for _, rate in found)
     total = sum(shares)
     shares = [share / total for share in shares]
-    most, hops = 1.0, 0
+    most, hops = 1.0, []
     for root, share, sums, hands in zip(roots, shares, summing, handing, strict=True):
         for way, fans in ((inward, sums), (outward, hands)):
             loads = (way.carried[host] + (fan - (host == root)) * share for host, fan in fans.items())
             most = max(most, max(loads, default=0.0))
-        hops = max(hops, _height(sums, root, inward.edges) + _height(hands, root, outward.edges))
-    return Fans(roots, summing, handing, tuple(shares), time, hops, most)
+        hops.append(_height(sums, root, inward.edges) + _height(hands, root, outward.edges))
+    return Fans(roots, summing, handing, tuple(shares), time, tuple(hops), most)
 
 
 def _height(fans: Mapping[int, int], root: int, edges: int) -> int:

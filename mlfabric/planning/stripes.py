@@ -100,6 +100,11 @@ class Striped:
     loads: Mapping[LinkId, int]
 
     @property
+    def over_span(self) -> float:
+        """How many times as long as one stream all of them take, the first and the last hops included."""
+        return (self.done_ns - self.ready_ns) / self.span_ns
+
+    @property
     def reservations(self) -> Iterator[Reservation]:
         """What all streams together need, from their beginning until the last one ends, of links with the same load."""
         links: dict[int, list[LinkId]] = {}
@@ -214,10 +219,14 @@ class _Case:
         return Work(downs, [1] * count, inward, sum(self._gives) - 1), Work(ups, self._gives, outward, count - 1)
 
     def _expected_s(self, fans: Fans) -> float:
-        """Return in what time the stripes of a sketch are expected to be everywhere."""
-        stripe_bytes = max(1, self._size_bytes // len(fans.roots))
-        share = min(1.0, self._chunk_bytes(stripe_bytes) / stripe_bytes)
-        return fans.time * (1 + (fans.hops - 1) * share) + fans.hops * HOP_NS / 1e9
+        """Return in what time the stripes of a sketch are expected to be everywhere: of a short one a chunk, which is
+        waited for at each hop, is a large part."""
+        ends_s = []
+        for share, hops in zip(fans.shares, fans.hops, strict=True):
+            stripe_bytes = max(1, round(share * self._size_bytes))
+            chunk_share = min(1.0, self._chunk_bytes(stripe_bytes) / stripe_bytes)
+            ends_s.append(fans.time * (1 + (hops - 1) * chunk_share) + hops * HOP_NS / 1e9)
+        return max(ends_s)
 
     def _striped(self, fans: Fans, inward: Work, outward: Work) -> Striped | None:
         """Make the trees of a sketch; None if they do not end before the horizon."""

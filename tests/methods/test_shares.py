@@ -88,6 +88,11 @@ def test_a_stream_has_as_much_of_a_link_as_it_has_bytes_to_carry() -> None:
     assert held(star(hc=(200, FAST)), trees=(small, large)) == [({"c": 44}, {}), ({"c": 176}, {})]
 
 
+def test_streams_may_make_up_for_what_the_first_and_last_hops_of_a_round_take() -> None:
+    (one, *_) = held_to_shares(STARS, star(hc=(200, FAST)), HOSTS, 0, over_span=1.5)
+    assert that_are_held(one.sums_bps) == {"c": 165}
+
+
 def test_what_stays_on_a_host_loads_no_link_and_is_not_held() -> None:
     beside = tuple(replace(t, parents={**t.parents, "d": "a"}, sources={**t.sources, "d": "a"}) for t in STARS)
     hosts = {**HOSTS, "d": "ha"}
@@ -115,7 +120,8 @@ def shaped(up_bps: int, down_bps: int, without: frozenset[Shape] = frozenset()) 
 
 
 @pytest.mark.parametrize(("up_bps", "down_bps"), [(FULL // 2, FULL), (FULL, FULL // 2)])
-def test_all_streams_of_a_link_together_have_at_most_a_tenth_more_than_it_carries(up_bps, down_bps) -> None:
+def test_all_streams_of_a_link_together_have_little_more_than_a_tenth_more_than_it_carries(up_bps, down_bps) -> None:
+    """As much as first chunks take of a round, which is little of a long tensor."""
     network, found = shaped(up_bps, down_bps)
     assert found.shape is Shape.STRIPES
     for worker, host in SIX.items():
@@ -125,7 +131,7 @@ def test_all_streams_of_a_link_together_have_at_most_a_tenth_more_than_it_carrie
         down += [tree.sums_bps[w] for tree in found.trees for w, parent in tree.parents.items() if parent == worker]
         for link, rates in ((up_link(host), up), (down_link(host), down)):
             assert all(rates)
-            assert sum(rates) <= 1.1 * network.rate_bps(link, 0) + len(rates)
+            assert sum(rates) <= 1.1 * 1.05 * network.rate_bps(link, 0) + len(rates)
 
 
 def test_nothing_is_held_in_a_ring() -> None:
