@@ -147,7 +147,7 @@ class Attempt:
         is_root = part.source is None and bool(part.takers)
         is_filled = growing is not None or len(own) > 1
         summed = self._sum(part, out) if part.inputs or is_root or (own and is_filled) else None
-        relay = Relay(out) if part.source is not None else None
+        relay = Relay(out, is_last=not part.takers) if part.source is not None else None
         result: Filling | None = relay or summed
         if result is None:
             _copy(own, out)

@@ -100,7 +100,7 @@ class StateTransfers:
                 if found.version.number < plan.version:
                     raise TransferError(f"the state of version {found.version.number} came; wanted {plan.version}")
                 image = memoryview(np.empty(frame.length, dtype=np.uint8).data)
-                self._recorded(await Relay(image).receive(connection, frame.length), found.host)
+                self._recorded(await Relay(image, is_last=True).receive(connection, frame.length), found.host)
         except (FabricError, DecodeError) as error:
             log.info("state from %s: %s", plan.peer.worker, error)
             self._take_in(act.StateEnded(round=plan.round, detail=str(error)))
