@@ -19,6 +19,7 @@ from hashlib import sha256
 
 import numpy as np
 
+from mlfabric.errors import TransferError
 from mlfabric.lab.fabric import Life
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Mode, ModelSpec, TensorSpec
@@ -72,13 +73,13 @@ class StepWitness:
 
     Attributes:
         finished: how many gradients of each life are in rounds.
-        fetched: how many states workers had from others.
+        fetched, lent: how many states workers had from others, and how often the weights alone.
         failed: how many gradients were dropped.
     """
 
     def __init__(self, most_delay: int, models: Callable[[], dict[int, bytes]]) -> None:
         self.finished: Counter[int] = Counter()
-        self.failed = self.fetched = 0
+        self.failed = self.fetched = self.lent = 0
         self._most_delay, self._living = most_delay, models
         self._results: dict[Gradient, bytes] = {}
         self._models: dict[bytes, bytes] = {}
@@ -145,6 +146,7 @@ class StepJob:
         rows: of each gradient.
         compute_s: the least and the most that a step takes.
         workers: how many begin together.
+        noise: the variance of the gradients that they tell of, where the square of their true mean is 1.
     """
 
     mode: Mode
@@ -152,6 +154,7 @@ class StepJob:
     rows: int
     compute_s: tuple[float, float]
     workers: int
+    noise: float = 8.0
     witness: StepWitness = field(init=False)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
@@ -192,6 +195,7 @@ class _Learner:
         self.inbox = RoundInbox(job.workers, self._copy_state)
         self._job, self._life = job, life
         self.digest = sha256(f"begins as {number}".encode()).digest()
+        self._is_lent = False
         self._version = self._steps = 0
         self._offered: np.ndarray = np.zeros(job.rows * ROW, np.float32)
         self._gradients: frozenset[Gradient] = frozenset()
@@ -217,8 +221,8 @@ class _Learner:
         given = self._offered
         result = self.inbox.buffer(padded_bytes(given.nbytes))
         buffers = ReduceBuffers(given=given.data.cast("B").toreadonly(), result=result, dtype="float32")
-        rates = (float(life.number),)
-        outcome = await life.daemon.reduce(buffers, ReduceOp.SUM, job.workers, computed_from, len(own), rates)
+        rates, squares = (float(life.number),), (job.noise + 1.0, job.noise / job.workers + 1.0)
+        outcome = await life.daemon.reduce(buffers, ReduceOp.SUM, job.workers, computed_from, len(own), rates, squares)
         assert gradients_in(given) == own, f"life {life.number}, step {step}: its gradient was written to"
         if isinstance(outcome, act.PassOver):
             life.fabric.note(f"{life.name}: {sorted(own)}: {'kept' if outcome.keep else 'dropped'}: {outcome.reason}")
@@ -260,6 +264,7 @@ class _Learner:
     def _apply(self, result: RoundResult) -> None:
         version, life = result.version, self._life
         assert version == self._version + 1, f"round {version} came to {life.name}'s model of version {self._version}"
+        assert not self._is_lent, f"round {version} came to {life.name}, who was lent its weights"
         total = self._total(result)
         before, after = self.digest, sha256(self.digest + total.tobytes()).digest()
         self._job.witness.applied(life.number, result, total, before, after)
@@ -267,8 +272,10 @@ class _Learner:
 
     # State for and from peers
 
-    def _copy_state(self) -> StateImage:
+    def _copy_state(self, is_loan: bool) -> StateImage:
         """Copy the digest, as often as makes an image of the model's size."""
+        if self._is_lent and not is_loan:
+            raise TransferError("the weights are lent")
         times = self._job.rows * ROW * 4 // DIGEST_BYTES
         return StateImage(version=self._version, image=memoryview(bytearray(self.digest * times)))
 
@@ -285,7 +292,9 @@ class _Learner:
             image = bytes(state.image)
             self.digest = image[:DIGEST_BYTES]
             assert image == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
-            self._job.witness.fetched += 1
+            self._job.witness.fetched += not state.is_loan
+            self._job.witness.lent += state.is_loan
+        self._is_lent = state.is_loan
         self._version = state.version
         self._life.fabric.note(f"{self._life.name} has the state of version {self._version}")
         await self._cross()

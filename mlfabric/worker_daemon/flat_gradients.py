@@ -111,6 +111,13 @@ class FlatGradients:
         for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             buffer.copy_(place.div_(workers).view(buffer.shape))
 
+    def square(self, flat: torch.Tensor | memoryview) -> float:
+        """Return the squared l2 norm of the gradients in a flat tensor, or in its bytes."""
+        tensor = flat if isinstance(flat, torch.Tensor) else torch.frombuffer(flat, dtype=self._torch_dtype)
+        gradients = tensor[: self._gradients]
+        gradients = gradients.float() if gradients.itemsize < torch.float32.itemsize else gradients
+        return float(gradients.dot(gradients))
+
     def _places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         at = 0
         for parameter in self.parameters:

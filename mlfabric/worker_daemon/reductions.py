@@ -149,6 +149,7 @@ class Reductions:
             updates=plan.updates,
             rates=plan.rates,
             total=buffers.result,
+            follows=action.follows,
         )
         self._inbox.settled(result)
         return result

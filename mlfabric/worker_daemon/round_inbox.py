@@ -28,6 +28,7 @@ class RoundResult:
         updates: of how many gradients it is the sum.
         rates: the means of their settings of each parameter group.
         total: its bytes, in memory of its own.
+        follows: it is to be applied to the model that is here.
     """
 
     version: int
@@ -35,14 +36,19 @@ class RoundResult:
     updates: int
     rates: tuple[float, ...]
     total: memoryview
+    follows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version."""
+    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version.
+
+    Of a version that is lent there are the weights alone.
+    """
 
     version: int
     image: memoryview | None
+    is_loan: bool = False
 
 
 class RoundInbox:
@@ -50,10 +56,11 @@ class RoundInbox:
 
     Args:
         together: how many workers begin together, >= 1.
-        copy_state: returns a copy of the present state; called in any thread.
+        copy_state: returns a copy of the present state, or, if it is told that this is a loan, of the weights alone;
+            called in any thread.
     """
 
-    def __init__(self, together: int, copy_state: Callable[[], StateImage]) -> None:
+    def __init__(self, together: int, copy_state: Callable[[bool], StateImage]) -> None:
         self.together = together
         self.copy_state = copy_state
         self._lock = threading.Lock()
@@ -64,9 +71,12 @@ class RoundInbox:
     # For the daemon
 
     def settled(self, result: RoundResult) -> None:
-        """Put in the result of a settled round."""
+        """Put in the result of a settled round, if it is to be applied."""
         with self._lock:
-            self._results.append(result)
+            if result.follows:
+                self._results.append(result)
+            else:
+                self._spare.append(result.total)
 
     def state_begins(self) -> None:
         """Say that the state is fetched: results that wait are void."""

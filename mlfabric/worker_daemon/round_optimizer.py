@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mlfabric.errors import FabricError, UsageError
+from mlfabric.errors import FabricError, TransferError, UsageError
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers
@@ -63,6 +63,7 @@ class RoundOptimizer(TakenOver):
         optimizer: steps the model; any of torch's that needs no closure.
         model: what is trained.
         passes_late: a gradient that finds results waiting is kept for the next step at once (``partial``).
+        measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
         start: joins the fabric: is given the inbox, returns the daemon.
         together: how many workers begin together, >= 1.
 
@@ -80,6 +81,7 @@ class RoundOptimizer(TakenOver):
         *,
         together: int,
         passes_late: bool,
+        measures: bool,
     ) -> None:
         super().__init__(optimizer)
         self.version = 0
@@ -87,6 +89,9 @@ class RoundOptimizer(TakenOver):
         self.tally = RoundTally()
         self._model = model
         self._passes_late = passes_late
+        self._measures = measures
+        self._mean_square = 0.0
+        self._is_lent = False
         self._together = together
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._flat = FlatGradients(parameters, model)
@@ -133,7 +138,8 @@ class RoundOptimizer(TakenOver):
         given = memoryview(self._offered.view(torch.uint8).numpy().data)
         buffers = ReduceBuffers(given=given, result=self._inbox.buffer(self._flat.padded_bytes), dtype=self._flat.dtype)
         rates, updates = rates_of(self._taken_over), 1 + self._kept
-        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates).result()
+        squares = (self._flat.square(self._offered), self._mean_square) if self._measures else (0.0, 0.0)
+        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates, squares).result()
         if isinstance(outcome, act.PassOver):
             self._inbox.give_back(buffers.result)
             if outcome.keep:
@@ -185,15 +191,19 @@ class RoundOptimizer(TakenOver):
             raise FabricError(f"round {result.version} came to a model of version {self.version}")
         with self._state_lock:
             self._flat.spread(result.total, result.workers, result.updates)
+            self._mean_square = self._flat.square(result.total) if self._measures else 0.0
             with with_rates(self._taken_over, result.rates):
                 self._taken_over.step()
             self.version = result.version
 
     # State for and from peers
 
-    def _copy_state(self) -> StateImage:
+    def _copy_state(self, is_loan: bool) -> StateImage:
         with self._state_lock:
-            return StateImage(version=self.version, image=write_state(self._model, self._taken_over))
+            if self._is_lent and not is_loan:
+                raise TransferError("the weights that are here are lent; there is no optimizer state to them")
+            image = write_state(self._model, None if is_loan else self._taken_over)
+            return StateImage(version=self.version, image=image)
 
     def _take_state(self) -> bool:
         """Install the state that was fetched, waiting while it comes; return whether there was any."""
@@ -201,7 +211,8 @@ class RoundOptimizer(TakenOver):
         if state is not None:
             with self._state_lock:
                 if state.image is not None:
-                    read_state(state.image, self._model, self._taken_over)
+                    read_state(state.image, self._model, None if state.is_loan else self._taken_over)
+                self._is_lent = state.is_loan
                 self.version = state.version
             self._daemon.applied(self.version)
         return state is not None
