@@ -190,6 +190,15 @@ def _in_rounds() -> tuple[System, ...]:
     return (
         one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, mode="all-reduce"),
         one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, mode="elastic", tau_max=2),
+        one(
+            "elastic-chosen",
+            "mlfabric elastic, chosen members",
+            "elastic-chosen",
+            everywhere,
+            mode="elastic",
+            tau_max=2,
+            members="chosen",
+        ),
         one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, mode="partial", quorum="majority"),
     )
 

@@ -26,12 +26,12 @@ def test_storms(mode: Mode, options: dict[str, Any], seed: int) -> None:
     StepStorm(seed, 2 + seed % 4, 30, mode, **options).run(1500)
 
 
-@pytest.mark.parametrize("tau_max", [0, 1, 3])
+@pytest.mark.parametrize("tau_max", [0, 3])
 @pytest.mark.parametrize("seed", range(6))
 def test_storms_with_workers_that_are_left_out(seed: int, tau_max: int) -> None:
     storm = StepStorm(seed, 6, 40, Mode.ELASTIC, members="chosen", tau_max=tau_max)
     storm.run(3000)
-    assert storm.guests or tau_max == 0
+    assert storm.guests or not tau_max
 
 
 def test_a_newcomer_does_not_begin_anew_while_those_that_have_the_model_may_come_back() -> None:

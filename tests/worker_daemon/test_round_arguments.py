@@ -27,6 +27,8 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"mode": "elastic", "slack": 2}, "slack=2 in mode elastic, which has no server"),
         ({"mode": "all-reduce", "momentum_at": "server"}, "momentum_at='server' in mode all-reduce"),
         ({"mode": "elastic", "at_least": 2.0}, "at_least=2.0; allowed: above 0, at most 1"),
+        ({"mode": "elastic", "members": "some"}, "members='some'; allowed: all, chosen"),
+        ({"mode": "partial", "members": "all"}, "members='all' in mode partial; allowed: in mode elastic only"),
     ],
 )
 def test_an_option_that_the_mode_does_not_have_is_refused(options: dict[str, Any], story: str) -> None:
