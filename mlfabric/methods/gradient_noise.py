@@ -18,7 +18,6 @@ _LEAST_CRITICAL = 8.0
 _MOST_PER_WORKER = 10
 _AVERAGED = 50
 """Over about how many rounds noise and signal are averaged."""
-_KNOWN_FROM = 3
 
 
 class GradientNoise:
@@ -46,8 +45,8 @@ class GradientNoise:
         self._signal += weight * (signal - self._signal)
 
     def critical(self, workers: int) -> float | None:
-        """Return n_crit, at least 8 and at most ten times the workers; None while too few rounds were seen."""
-        if self._rounds < _KNOWN_FROM:
+        """Return n_crit, at least 8 and at most ten times the workers; None before the first round."""
+        if not self._rounds:
             return None
         most = max(_LEAST_CRITICAL, float(_MOST_PER_WORKER * workers))
         return min(most, max(_LEAST_CRITICAL, self._noise / self._signal)) if self._signal > 0 else most

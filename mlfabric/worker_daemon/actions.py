@@ -384,8 +384,8 @@ class StartProbes:
 class FinishReduce:
     """The result of a round is here, and with all others; ``workers`` contributed. Resolve the handle, if any.
 
-    The model is to apply the result if that ``follows`` on its version. That of a guest, who is lent the weights now and
-    then, does not.
+    The model is to apply the result if that ``follows`` on its version. That of a guest, who is lent the weights now
+    and then, does not.
     """
 
     plan: Reduce

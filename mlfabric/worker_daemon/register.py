@@ -236,9 +236,9 @@ def wrap(
         tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
             round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
         at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.
-        members: elastic: who makes rounds: ``"all"`` (unless given), or ``"chosen"``: the workers with which training gets
-            on fastest, by what their links carry and how noisy gradients are. The others are in every eighth round, for
-            which they are lent the weights.
+        members: elastic: who makes rounds: ``"all"`` (unless given), or ``"chosen"``: the workers with which training
+            gets on fastest, by what their links carry and how noisy gradients are. The others are in every eighth
+            round, for which they are lent the weights.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
@@ -267,8 +267,8 @@ def wrap(
         scheduler=scheduler,
         settings=settings,
     )
-    given = {"at_least": at_least, "members": members, "quorum": quorum, "full_every": full_every}
-    given |= {"momentum_at": momentum_at, "slack": slack, "servers": servers, "overlap": overlap}
+    given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
+    given |= {"members": members, "slack": slack, "servers": servers, "overlap": overlap}
     if (options := round_options(how.mode, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options)

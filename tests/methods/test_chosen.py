@@ -40,9 +40,9 @@ def test_the_noisier_the_gradients_the_more_workers_are_worth_waiting_for() -> N
 
 
 def test_there_are_never_fewer_than_six_or_half_of_fewer() -> None:
-    shares = [(0.3**i, 0.3**i) for i in range(12)]
-    assert len(choose(links(*shares), TURN, NOBODY)) == LEAST_CHOSEN
-    assert len(choose(links(*shares[:5]), TURN, NOBODY)) == 3
+    shares, turn = [(0.8**i, 0.8**i) for i in range(12)], TURN._replace(n_crit=0.01, compute_ns=0)
+    assert len(choose(links(*shares), turn, NOBODY)) == LEAST_CHOSEN
+    assert len(choose(links(*shares[:5]), turn, NOBODY)) == 3
 
 
 def test_who_was_chosen_stays_while_others_would_hardly_do_better() -> None:
@@ -76,6 +76,8 @@ def test_the_critical_number_is_found_from_gradients_of_known_noise(critical: fl
 
 def test_nothing_is_known_at_first_and_where_there_is_no_signal_everybody_counts() -> None:
     noise = GradientNoise()
+    assert noise.critical(30) is None
+    noise.add([1.0], 1.0)
     assert noise.critical(30) is None
     for _ in range(5):
         noise.add([1.0] * 10, 0.1)

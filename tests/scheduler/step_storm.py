@@ -145,8 +145,8 @@ class StepStorm:
             self.join(player)
         else:
             self.draw.choice((self.ask, self.hear, self.say, self.say, self.hear, self.move))(player)
-        if self.options.members == "chosen" and self.players and self.draw.random() < 0.02:
-            self.change_link(self.draw.choice(self.players))
+        if self.options.members == "chosen" and not calm and self.draw.random() < 0.02:
+            self.change_link(self.draw.choice(self.players), self.draw.choice((4, 10**9, 10**9)))
         self.tick()
         self.state.validate()
         for each in self.players:
@@ -170,11 +170,11 @@ class StepStorm:
         if kind == "death":
             self.players[self.players.index(player)] = self.born(player.name)
 
-    def change_link(self, player: Player) -> None:
+    def change_link(self, player: Player, bps: int) -> None:
         network, host = self.state.context.network, f"h-{player.name}"
         for link in (up_link(host), down_link(host)):
-            if network.has_link(link):
-                network.set_rate(link, self.draw.choice((4, 10**9, 10**9)))
+            if network.has_link(link) and self.draw.random() < 0.7:
+                network.set_rate(link, bps)
 
     def join(self, player: Player) -> None:
         member = Member(name=player.name, role=Role.WORKER, incarnation=player.incarnation, host=f"h-{player.name}")

@@ -1,9 +1,9 @@
 """Which workers make the rounds of one model, and when the others are lent its weights. Pure.
 
-Where not everybody is in each round (``methods/chosen.py``), a worker with slow links is *left out*: it gets no results,
-and its gradients wait. It is a guest of every eighth round, which has everybody: before that it is lent the weights of
-the newest version, as early as its link and the delay bound demand, and computes a gradient from them. A guest applies
-no round. Who is chosen anew fetches the whole state as a newcomer does.
+Where not everybody is in each round (``methods/chosen.py``), a worker with slow links is *left out*: it gets no
+results, and its gradients wait. It is a guest of every eighth round, which has everybody: before that it is lent the
+weights of the newest version, as early as its link and the delay bound demand, and computes a gradient from them. A
+guest applies no round. Who is chosen anew fetches the whole state as a newcomer does.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ __all__ = ["Choosing"]
 _VERSIONS = 4
 """So long the squared norms of a round's gradients are kept: workers tell of its mean with their next ones."""
 _CYCLES = 8
-_LEND_STRETCH = 1.25
-"""A guest's weights take so many times what its link needs, as far as the next round waits for them."""
+_LEND_STRETCH = 2
+"""Weights that are lent take so many times what the guest's link needs alone: rounds are under way meanwhile."""
+_PATIENCE = 2
+"""So many times as long the round of everybody waits for them; no other round is under way then."""
 
 
 class Choosing:
@@ -118,7 +120,7 @@ class Choosing:
             if standing.left_out and standing.lent_ns is None and not self._may_come_anyway(standing, left):
                 takes_ns = round(_LEND_STRETCH * lend_ns(self._links(worker, now_ns).down_bps, self._size_bytes))
                 if left <= self._early(takes_ns):
-                    yield from self._states.lend(worker, standing, now_ns + takes_ns)
+                    yield from self._states.lend(worker, standing, now_ns + _PATIENCE * takes_ns)
 
     def _may_come_anyway(self, standing: Standing, left: int) -> bool:
         """Tell whether it has a gradient that will not be too old."""

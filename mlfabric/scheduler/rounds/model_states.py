@@ -4,8 +4,8 @@ The model is with the workers alone. A worker that joins, or is too far behind, 
 peer. From then on the results of further rounds come to it, too. Where no worker has the newest version any more, the
 model goes on with what one of them has; before that, workers that had it and fell silent are waited for.
 
-A worker that is left out of rounds does not lack the model; it is lent the weights when it is to compute a gradient, and
-no results follow them.
+A worker that is left out of rounds does not lack the model; it is lent the weights when it is to compute a gradient,
+and no results follow them.
 
 A new scheduler learns from the workers which version is the newest, and who has it. It waits for a while until all have
 spoken.

@@ -30,8 +30,8 @@ class Standing:
             through with what it computes.
         fetches_from: the peer from which it is to fetch model and optimizer state; "" if it has them.
         fetches: the round that makes the version which it is to fetch.
-        left_out: why it is not among the chosen; "" if it is. No result comes to who is left out, and its gradients wait
-            for a round of everybody.
+        left_out: why it is not among the chosen; "" if it is. No result comes to who is left out, and its gradients
+            wait for a round of everybody.
         is_lent: what it fetches, or has fetched last, are the weights alone.
         lent_ns: when the weights are predicted to have come that it is lent for the next such round; None if it is lent
             none.
@@ -159,13 +159,15 @@ class Standings:
     def peer_for(self, worker: str) -> str | None:
         """Return from whom a worker is to fetch the state: a worker that has it, and gives it to few; None if nobody.
 
-        One that waits with a gradient has applied all rounds, and can give the state at once.
+        One that has applied more rounds than others can give the state earlier.
         """
         gives = [one.fetches_from for one in self.of.values()]
         before = self.of[worker].fetches_from
         able = [other for other, one in self.of.items() if one.has_state and not one.left_out and other != worker]
 
-        def cost(other: str) -> tuple[bool, int, int, str]:
-            return other == before, gives.count(other), -self.of[other].applied, other
+        newest = max((self.of[other].applied for other in able), default=0)
+
+        def cost(other: str) -> tuple[bool, bool, int, str]:
+            return other == before, self.of[other].applied < newest, gives.count(other), other
 
         return min(able, key=cost, default=None)
