@@ -135,9 +135,7 @@ class Reducing:
         self._fetches = None
         self.has_state, self.version = not event.is_loan, max(self.version, event.version)
         self.applied = event.version
-        return StateArrived(
-            worker=worker, model=model, round=round_id, version=event.version, is_loan=event.is_loan
-        )
+        return StateArrived(worker=worker, model=model, round=round_id, version=event.version, is_loan=event.is_loan)
 
     def requests(self) -> tuple[ReduceRequested, ...]:
         """Return what is asked for, oldest first, for a scheduler that may know nothing."""

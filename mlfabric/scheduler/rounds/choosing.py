@@ -31,8 +31,6 @@ _VERSIONS = 4
 _CYCLES = 8
 _LEND_STRETCH = 2
 """Weights that are lent take so many times what the guest's link needs alone: rounds are under way meanwhile."""
-_PATIENCE = 2
-"""So many times as long the round of everybody waits for them; no other round is under way then."""
 
 
 class Choosing:
@@ -120,7 +118,9 @@ class Choosing:
             if standing.left_out and standing.lent_ns is None and not self._may_come_anyway(standing, left):
                 takes_ns = round(_LEND_STRETCH * lend_ns(self._links(worker, now_ns).down_bps, self._size_bytes))
                 if left <= self._early(takes_ns):
-                    yield from self._states.lend(worker, standing, now_ns + _PATIENCE * takes_ns)
+                    # At the latest when no other round is under way any more, the links are free for it.
+                    lent_ns = now_ns + left * self._cycle_ns(takes_ns) + takes_ns
+                    yield from self._states.lend(worker, standing, lent_ns)
 
     def _may_come_anyway(self, standing: Standing, left: int) -> bool:
         """Tell whether it has a gradient that will not be too old."""
@@ -129,6 +129,9 @@ class Choosing:
 
     def _early(self, takes_ns: int) -> int:
         """Return how many rounds before the one with everybody the weights are to be fetched that take so long."""
-        cycle_ns = median(self._cycles_ns) if self._cycles_ns else takes_ns
         needs_ns = takes_ns + (self._states.standings.usual_ns or 0)
-        return min(self._tau_max, ceil(needs_ns / max(1, cycle_ns)))
+        return min(self._tau_max, ceil(needs_ns / self._cycle_ns(takes_ns)))
+
+    def _cycle_ns(self, unless_known_ns: int) -> int:
+        """Return how long a round takes with the step before it."""
+        return max(1, round(median(self._cycles_ns)) if self._cycles_ns else unless_known_ns)
