@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-__all__ = ["FULL_EVERY", "LEAST_CHOSEN", "Links", "Turn", "choose", "lend_ns"]
+__all__ = ["FULL_EVERY", "LEAST_CHOSEN", "Links", "Turn", "choose", "least_of", "lend_ns"]
 
 FULL_EVERY = 8
 """Every round of this number has everybody."""
@@ -89,7 +89,7 @@ def choose(links: Mapping[str, Links], turn: Turn, before: frozenset[str]) -> fr
     order = sorted(links, key=lambda worker: (-links[worker].slower_bps, -sum(links[worker]), worker))
     everybody = _load(links.values())
     slowest_down = _least_from(order, links)
-    load, least = _Load(), min(LEAST_CHOSEN, (len(order) + 1) // 2)
+    load, least = _Load(), least_of(len(order))
     found: list[tuple[int, float]] = []
     for n, worker in enumerate(order, 1):
         load.add(links[worker])
@@ -102,6 +102,11 @@ def choose(links: Mapping[str, Links], turn: Turn, before: frozenset[str]) -> fr
         if _CHANGES_AT * _per_ns(_load(links[worker] for worker in kept), everybody, outside, turn) >= best:
             return kept
     return frozenset(order[: max(n for n, each in found if each >= _NEARLY * best)])
+
+
+def least_of(workers: int) -> int:
+    """Return how many of so many workers are chosen at the least."""
+    return min(LEAST_CHOSEN, (workers + 1) // 2)
 
 
 def lend_ns(down_bps: int, size_bytes: int) -> int:

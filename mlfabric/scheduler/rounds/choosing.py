@@ -14,7 +14,7 @@ from math import ceil
 from statistics import median
 
 from mlfabric.methods import RoundRule
-from mlfabric.methods.chosen import FULL_EVERY, Links, Turn, choose, lend_ns
+from mlfabric.methods.chosen import FULL_EVERY, Links, Turn, choose, least_of, lend_ns
 from mlfabric.methods.gradient_noise import GradientNoise
 from mlfabric.model.specs import ModelSpec, RoundOptions
 from mlfabric.network import down_link, up_link
@@ -62,6 +62,13 @@ class Choosing:
     def wants_everybody(self) -> bool:
         """Whether the next round has everybody."""
         return self._since_full >= FULL_EVERY - 1
+
+    def too_few(self) -> list[str]:
+        """Return the chosen that fetch the model, as long as not enough of them have it for a round."""
+        chosen = [(worker, one) for worker, one in sorted(self._of.items()) if not one.left_out]
+        if not self.why or sum(one.has_state for _, one in chosen) >= least_of(len(self._of)):
+            return []
+        return [worker for worker, one in chosen if one.fetches_from]
 
     def offered(self, offer: ReduceRequested) -> None:
         """Learn from what a worker tells with its gradient."""

@@ -244,10 +244,11 @@ class StepRounds:
         return self._standings.heads(joins, everybody=self._choosing.wants_everybody)
 
     def _held_up_by(self) -> list[str]:
-        """Return the workers that the next round waits for, as too many results wait at them to be applied."""
+        """Return whom the next round waits for: too many results wait at them, or too few have the model."""
         of = self._standings.of
         behind = self._standings.behind(self.version, self._rule.most_waiting)
-        return [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
+        slow = [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
+        return slow or self._choosing.too_few()
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round, if it is time, and tell everyone its part; give up one that is overdue."""
