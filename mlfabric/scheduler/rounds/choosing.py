@@ -29,7 +29,7 @@ __all__ = ["Choosing"]
 _VERSIONS = 4
 """So long the squared norms of a round's gradients are kept: workers tell of its mean with their next ones."""
 _CYCLES = 8
-_LEND_STRETCH = 2
+_LEND_STRETCH = 3
 """Weights that are lent take so many times what the guest's link needs alone: rounds are under way meanwhile."""
 
 
