@@ -168,7 +168,7 @@ class _Learner:
             self.inbox.give_back(result.total)
         self._life.daemon.applied(self._version)
 
-    def _copy_state(self) -> StateImage:
+    def _copy_state(self, is_loan: bool) -> StateImage:
         return StateImage(version=self._version, image=memoryview(bytearray(self._job.size_bytes)))
 
     async def take_state(self) -> bool:

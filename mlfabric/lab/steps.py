@@ -24,6 +24,7 @@ import numpy as np
 
 from mlfabric import clock
 from mlfabric.channels.progress import Progress
+from mlfabric.errors import TransferError
 from mlfabric.lab.fabric import Life
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
@@ -92,13 +93,13 @@ class StepWitness:
 
     Attributes:
         finished: how many gradients of each life are in rounds.
-        fetched: how many states workers had from others.
+        fetched, lent: how many states workers had from others, and how often the weights alone.
         failed: how many gradients were dropped.
     """
 
     def __init__(self, most_delay: int, models: Callable[[], dict[int, bytes]]) -> None:
         self.finished: Counter[int] = Counter()
-        self.failed = self.fetched = 0
+        self.failed = self.fetched = self.lent = 0
         self._most_delay, self._living = most_delay, models
         self._results: dict[Gradient, bytes] = {}
         self._models: dict[bytes, bytes] = {}
@@ -167,6 +168,7 @@ class StepJob:
         workers: how many begin together.
         overlap: gradients are offered while backward makes them.
         breaks: whether backward stalls and breaks off now and then.
+        noise: the variance of the gradients that they tell of, where the square of their true mean is 1.
     """
 
     method: Method
@@ -176,6 +178,7 @@ class StepJob:
     workers: int
     overlap: bool = False
     breaks: bool = True
+    noise: float = 8.0
     witness: StepWitness = field(init=False)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
@@ -216,6 +219,7 @@ class _Learner:
         self.inbox = RoundInbox(job.workers, self._copy_state, SEGMENTS if job.overlap else 1)
         self._job, self._life = job, life
         self.digest = sha256(f"begins as {number}".encode()).digest()
+        self._is_lent = False
         self._version = self._steps = 0
         self._offers = EarlyOffers()
         self._offered: np.ndarray = np.zeros(job.rows * ROW, np.float32)
@@ -260,9 +264,11 @@ class _Learner:
         assert self._life.daemon is not None, "it has joined"
         given = self._offered.data.cast("B").toreadonly()
         result, rates = self.inbox.buffer(padded_bytes(given.nbytes)), (float(self._life.number),)
+        noise = self._job.noise
+        squares = (0.0 if growth else noise + 1.0, noise / self._job.workers + 1.0)
         buffers = ReduceBuffers(given=given, result=result, dtype="float32", growth=growth)
         reduce, together = self._life.daemon.reduce, self._job.workers
-        return computed_from, buffers, reduce(buffers, ReduceOp.SUM, together, computed_from, len(own), rates)
+        return computed_from, buffers, reduce(buffers, ReduceOp.SUM, together, computed_from, len(own), rates, squares)
 
     async def _became_of(
         self, own: frozenset[Gradient], offered: tuple[int, ReduceBuffers, asyncio.Future[Any]]
@@ -304,7 +310,7 @@ class _Learner:
                 return
             self._make(piece, gradient)
             made_ns[number] = now_ns = clock.monotonic_ns()
-            if offered is None and self.inbox.coming is None and not self._is_late():
+            if offered is None and self.inbox.coming is None and not (self._is_lent or self._is_late()):
                 patience_s = self._offers.patience_s(number, now_ns)
                 if patience_s is not None:
                     growth = GradientGrowth(progress=Progress(self._offered.nbytes), patience_s=patience_s)
@@ -365,6 +371,7 @@ class _Learner:
     def _apply(self, result: RoundResult) -> None:
         version, life = result.version, self._life
         assert version == self._version + 1, f"round {version} came to {life.name}'s model of version {self._version}"
+        assert not self._is_lent, f"round {version} came to {life.name}, who was lent its weights"
         total = self._total(result)
         before, after = self.digest, sha256(self.digest + total.tobytes()).digest()
         self._job.witness.applied(life.number, result, total, before, after)
@@ -372,8 +379,10 @@ class _Learner:
 
     # State for and from peers
 
-    def _copy_state(self) -> StateImage:
+    def _copy_state(self, is_loan: bool) -> StateImage:
         """Copy the digest, as often as makes an image of the model's size."""
+        if self._is_lent and not is_loan:
+            raise TransferError("the weights are lent")
         times = self._job.rows * ROW * 4 // DIGEST_BYTES
         return StateImage(version=self._version, image=memoryview(bytearray(self.digest * times)))
 
@@ -390,7 +399,9 @@ class _Learner:
             image = bytes(state.image)
             self.digest = image[:DIGEST_BYTES]
             assert image == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
-            self._job.witness.fetched += 1
+            self._job.witness.fetched += not state.is_loan
+            self._job.witness.lent += state.is_loan
+        self._is_lent = state.is_loan
         self._version = state.version
         self._life.fabric.note(f"{self._life.name} has the state of version {self._version}")
         await self._cross()

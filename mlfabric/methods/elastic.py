@@ -35,6 +35,7 @@ class Elastic:
         options = spec.rounds or RoundOptions()
         self._tau_max, self._at_least = options.tau_max, options.at_least
         self.most_waiting = max(4, self._tau_max + 1)
+        self.chooses = options.members == "chosen"
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Wait for those that are not overdue, and until enough are ready."""

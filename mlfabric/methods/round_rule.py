@@ -52,10 +52,12 @@ class RoundRule(Protocol):
         most_waiting: how many results may wait at a worker to be applied, at the most; who is further behind fetches
             the model from a peer.
         waits_for_slow: rounds wait for a worker that is so far behind.
+        chooses: not everybody is in each round (``chosen.py``).
     """
 
     most_waiting: int
     waits_for_slow: bool
+    chooses: bool
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Return when the next round may begin if nobody else becomes ready; None if it waits for somebody."""

@@ -333,11 +333,13 @@ class WorkerDaemon:
         computed_from: int = 0,
         updates: int = 1,
         rates: tuple[float, ...] = (),
+        squares: tuple[float, float] = (0.0, 0.0),
     ) -> asyncio.Future[Any]:
         """Ask for the sum of a tensor; see :meth:`Reductions.reduce`.
 
         Args:
             computed_from, updates, rates: see :class:`mlfabric.protocol.ReduceRequested`.
+            squares: ``square`` and ``mean_square`` there.
         """
         if (handle := self._handle()).done():
             return handle
@@ -353,6 +355,8 @@ class WorkerDaemon:
             computed_from=computed_from,
             updates=updates,
             rates=rates,
+            square=squares[0],
+            mean_square=squares[1],
         )
         return self._reductions.reduce(request, buffers)
 

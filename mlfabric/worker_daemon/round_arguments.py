@@ -15,7 +15,12 @@ from mlfabric.model.specs import Method
 
 __all__ = ["check_steps_alone", "round_options"]
 
-_BELONGS = {"at_least": Method.ELASTIC, "quorum": Method.PARTIAL, "full_every": Method.PARTIAL}
+_BELONGS = {
+    "at_least": Method.ELASTIC,
+    "members": Method.ELASTIC,
+    "quorum": Method.PARTIAL,
+    "full_every": Method.PARTIAL,
+}
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
 
@@ -45,6 +50,8 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
     chosen: dict[str, Any] = {} if tau_max is None else {"tau_max": tau_max}
     if given["at_least"] is not None:
         chosen["at_least"] = number_of("at_least", given["at_least"])
+    if given["members"] is not None:
+        chosen["members"] = str(given["members"])
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
     if given["full_every"] is not None:

@@ -32,6 +32,7 @@ class RoundResult:
         rates: the means of their settings of each parameter group.
         total: its bytes as they travelled, in memory of its own.
         ranges: the ranges of bytes in which they travelled.
+        follows: it is to be applied to the model that is here.
     """
 
     version: int
@@ -40,14 +41,19 @@ class RoundResult:
     rates: tuple[float, ...]
     total: memoryview
     ranges: tuple[tuple[int, int], ...]
+    follows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version."""
+    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version.
+
+    Of a version that is lent there are the weights alone.
+    """
 
     version: int
     image: memoryview | None
+    is_loan: bool = False
 
 
 class RoundInbox:
@@ -55,11 +61,12 @@ class RoundInbox:
 
     Args:
         together: how many workers begin together, >= 1.
-        copy_state: returns a copy of the present state; called in any thread.
+        copy_state: returns a copy of the present state, or, if it is told that this is a loan, of the weights alone;
+            called in any thread.
         segments: over how many segments of a gradient each range of bytes is dealt out that travels (``dealt_bytes``).
     """
 
-    def __init__(self, together: int, copy_state: Callable[[], StateImage], segments: int = 1) -> None:
+    def __init__(self, together: int, copy_state: Callable[[bool], StateImage], segments: int = 1) -> None:
         self.together = together
         self.segments = segments
         self.copy_state = copy_state
@@ -71,9 +78,12 @@ class RoundInbox:
     # For the daemon
 
     def settled(self, result: RoundResult) -> None:
-        """Put in the result of a settled round."""
+        """Put in the result of a settled round, if it is to be applied."""
         with self._lock:
-            self._results.append(result)
+            if result.follows:
+                self._results.append(result)
+            else:
+                self._spare.append(result.total)
 
     def state_begins(self) -> None:
         """Say that the state is fetched: results that wait are void."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mlfabric.errors import FabricError, UsageError
+from mlfabric.errors import FabricError, TransferError, UsageError
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
@@ -67,6 +67,7 @@ class RoundOptimizer(TakenOver):
         model: what is trained.
         passes_late: a gradient that finds results waiting is kept for the next step at once (``partial``).
         overlap: gradients leave while backward makes the others.
+        measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
         start: joins the fabric: is given the inbox, returns the daemon.
         together: how many workers begin together, >= 1.
 
@@ -85,6 +86,7 @@ class RoundOptimizer(TakenOver):
         together: int,
         passes_late: bool,
         overlap: bool,
+        measures: bool,
     ) -> None:
         super().__init__(optimizer)
         self.version = 0
@@ -92,6 +94,9 @@ class RoundOptimizer(TakenOver):
         self.tally = RoundTally()
         self._model = model
         self._passes_late = passes_late
+        self._measures = measures
+        self._mean_square = 0.0
+        self._is_lent = False
         self._together = together
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._flat = FlatGradients(parameters, model)
@@ -154,8 +159,10 @@ class RoundOptimizer(TakenOver):
         given = memoryview(self._offered.view(torch.uint8).numpy().data)
         result = self._inbox.buffer(self._flat.size_bytes)
         buffers = ReduceBuffers(given=given, result=result, dtype=self._flat.dtype, growth=growth)
-        rates = rates_of(self._taken_over)
-        outcome = self._daemon.offer(buffers, self._together, computed_from, 1 + self._kept, rates)
+        rates, updates = rates_of(self._taken_over), 1 + self._kept
+        square = self._flat.square(self._offered) if self._measures and growth is None else 0.0
+        squares = (square, self._mean_square)
+        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates, squares)
         return Offered(buffers, computed_from, rates, outcome)
 
     def _became_of(self, offered: Offered) -> RoundOutcome:
@@ -176,9 +183,9 @@ class RoundOptimizer(TakenOver):
     # Overlap with backward
 
     def _offer_early(self, growth: GradientGrowth) -> Offered | None:
-        """Offer a gradient while it grows, unless it is clear already that it is in no round."""
+        """Offer a gradient while it grows, unless it is a guest's, or clear already that it is in no round."""
         is_late = self._passes_late and not self._inbox.is_empty
-        if self._left or is_late or self._inbox.coming is not None:
+        if self._left or is_late or self._is_lent or self._inbox.coming is not None:
             return None
         return self._offer(self.version, growth)
 
@@ -262,15 +269,19 @@ class RoundOptimizer(TakenOver):
         with self._state_lock:
             with self._inbox.in_order(result) as total:
                 self._flat.spread(total, result.workers, result.updates)
+                self._mean_square = self._flat.square(total) if self._measures else 0.0
                 with with_rates(self._taken_over, result.rates):
                     self._taken_over.step()
             self.version = result.version
 
     # State for and from peers
 
-    def _copy_state(self) -> StateImage:
+    def _copy_state(self, is_loan: bool) -> StateImage:
         with self._state_lock:
-            return StateImage(version=self.version, image=write_state(self._model, self._taken_over))
+            if self._is_lent and not is_loan:
+                raise TransferError("the weights that are here are lent; there is no optimizer state to them")
+            image = write_state(self._model, None if is_loan else self._taken_over)
+            return StateImage(version=self.version, image=image)
 
     def _take_state(self) -> bool:
         """Install the state that was fetched, waiting while it comes; return whether there was any."""
@@ -278,7 +289,8 @@ class RoundOptimizer(TakenOver):
         if state is not None:
             with self._state_lock:
                 if state.image is not None:
-                    read_state(state.image, self._model, self._taken_over)
+                    read_state(state.image, self._model, None if state.is_loan else self._taken_over)
+                self._is_lent = state.is_loan
                 self.version = state.version
             self._daemon.applied(self.version)
         return state is not None

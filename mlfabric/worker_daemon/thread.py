@@ -149,11 +149,17 @@ class ThreadDaemon:
         return self._ask(lambda: self._daemon.reduce(buffers, op, together))
 
     def offer(
-        self, buffers: ReduceBuffers, together: int, computed_from: int, updates: int, rates: tuple[float, ...]
+        self,
+        buffers: ReduceBuffers,
+        together: int,
+        computed_from: int,
+        updates: int,
+        rates: tuple[float, ...],
+        squares: tuple[float, float],
     ) -> OfferFuture:
         """Offer a gradient for the next round; see ``WorkerDaemon.reduce``."""
         daemon = self._daemon
-        return self._ask(lambda: daemon.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates))
+        return self._ask(lambda: daemon.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates, squares))
 
     def withdraw(self, growth: GradientGrowth, reason: str) -> None:
         """Say that a gradient which is offered while it is made is to be in no round."""

@@ -153,11 +153,12 @@ class RoundCarrier:
         self.breaks = 0
         return running
 
-    def probe(self, running: RunningRound, busy: Collection[str]) -> Iterator[Probe]:
-        """Have the links of a settled round's workers probed, but for those that have asked for the next one."""
+    def probe(self, running: RunningRound, busy: Collection[str], others: Collection[str] = ()) -> Iterator[Probe]:
+        """Have the links of a settled round's workers probed, and of others, but for those that are busy."""
         if self._trust.is_lost or running.shape is Shape.DIRECT:
             return
-        idle = {worker: host for worker, host in self._hosts(running).items() if worker not in busy}
+        hosts = self._hosts(running) | {worker: self._context.host(worker) for worker in others}
+        idle = {worker: host for worker, host in hosts.items() if worker not in busy}
         probings = self._probing.begin(running.id, running.size_bytes, idle, self.rhythm.pause_ns, self._links.best_bps)
         if probings is not None:
             yield from probes_of(self._context, probings)
