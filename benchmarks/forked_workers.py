@@ -75,6 +75,8 @@ def progress(line: str) -> None:
 
 
 def _started(stack: ExitStack, context: Any, work: Work, task: Any) -> Pipe:
+    ours: Pipe
+    theirs: Pipe
     ours, theirs = context.Pipe()
     stack.callback(ours.close)
     process = context.Process(target=_be_worker, args=(work, task, theirs), daemon=True)
