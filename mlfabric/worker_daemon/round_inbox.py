@@ -82,14 +82,11 @@ class RoundInbox:
         with self._lock:
             if result.follows:
                 self._results.append(result)
-            else:
-                self._spare.append(result.total)
 
     def state_begins(self) -> None:
-        """Say that the state is fetched: results that wait are void."""
+        """Say that the state is fetched: results that wait are void. Who was told of one may still look at it."""
         with self._lock:
-            while self._results:
-                self._spare.append(self._results.popleft().total)
+            self._results.clear()
             if self._state is None or self._state.done():
                 self._state = Future()
 
