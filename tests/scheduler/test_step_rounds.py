@@ -77,3 +77,13 @@ def test_a_settled_round_says_how_many_it_reached_and_not_how_many_contributed(t
     told = [one for worker in "ab" for one in team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
     assert team.rounds.workers == 1
     assert [one.workers for one in of(ReduceSettled, told)] == [2, 2]
+
+
+def test_who_fetches_the_model_does_not_make_up_for_one_that_has_it_and_knows_more_of_the_last_round() -> None:
+    team, sixth = Team("a", "b", "c"), RoundId(1, 6)
+    fetches = RoundsHeld(version=5, applied=0, has_state=False, settled=sixth, arrived=None, together=2)
+    told = team.comes("a", HELD, computed_from=4, arrived=FIFTH) + team.says("c", rounds=fetches)
+    told += team.comes("b", replace(HELD, arrived=sixth), computed_from=4, arrived=sixth)
+    assert team.rounds.version == 4
+    assert of(ReduceSettled, told) == of(PassReduce, told) == []
+    assert (team.rounds.asked_by("a"), team.rounds.asked_by("b")) == (1, 1)

@@ -115,8 +115,14 @@ class ModelStates:
             return
         self._held[worker] = held
         self._forms_ns = self._forms_ns or now_ns + self._context.config.silence_ns
-        if len(self._held) >= max(each.together for each in self._held.values()):
+        if self._count() >= max(each.together for each in self._held.values()):
             yield from self.form(now_ns)
+
+    def _count(self) -> int:
+        """Return how many are here of those that make rounds: who has no model knows nothing of the last ones."""
+        held = self._held.values()
+        has_begun = any(each.settled is not None for each in held)
+        return sum(each.has_state for each in held) if has_begun else len(held)
 
     def form(self, now_ns: int) -> Iterator[Instruction]:
         """Begin with the newest version that anybody has."""
