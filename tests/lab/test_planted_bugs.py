@@ -11,7 +11,7 @@ from mlfabric.lab.playing import drawn, play
 
 from .planted import BUGS, STEP_BUGS
 
-MOST_SEEDS = 100
+MOST_SEEDS = 300
 EVENTS = 20_000
 
 
