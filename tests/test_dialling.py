@@ -102,3 +102,17 @@ async def test_who_dials_may_be_cancelled() -> None:
     dialling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await dialling
+
+
+async def test_after_idle_connections_were_dropped_new_ones_are_made_and_busy_ones_go_on(
+    network: tuple[Dialled, str, str],
+) -> None:
+    dialled, first, _ = network
+    async with dialled.line(first) as busy:
+        async with dialled.line(first) as kept:
+            pass
+        dialled.drop_idle()
+        async with dialled.line(first) as new:
+            assert new not in (busy, kept)
+    async with dialled.line(first) as one, dialled.line(first) as other:
+        assert {one, other} == {busy, new}

@@ -64,7 +64,7 @@ def drawn(seed: int, events: int) -> Run:
     method, rounds, overlap = Method.ALL_REDUCE, None, False
     if draw.random() < STEPS:
         method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
-        overlap = draw.random() < OVERLAP
+        overlap = draw.random() < OVERLAP and not (method is Method.ELASTIC and rounds.members == "chosen")
     return Run(
         seed=seed,
         workers=workers,

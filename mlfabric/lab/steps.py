@@ -26,6 +26,7 @@ from mlfabric import clock
 from mlfabric.channels.progress import Progress
 from mlfabric.errors import TransferError
 from mlfabric.lab.fabric import Life
+from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
@@ -37,9 +38,6 @@ from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateIma
 
 __all__ = ["StepJob", "StepWitness"]
 
-ROW = 64
-UNIT = float(1 << 17)
-"""The numbers of the steps in a sum add up to less; up to 127 gradients of one worker can be in it, exactly."""
 DIGEST_BYTES = 32
 FORWARD = 1 / 3
 """Of a step; backward takes the rest."""
@@ -50,31 +48,6 @@ STALLS, STALL_TIMES, BREAKS = 0.05, (2.0, 20.0), 0.05
 breaks off."""
 MOST_LATE_S = 0.005
 """A thread that is told something goes on so much later at the most."""
-Gradient = tuple[int, int]
-"""The number of a life, and of its step."""
-
-
-def gradient_of(life: int, step: int, rows: int) -> np.ndarray:
-    """Return what a worker computes in a step: float32."""
-    gradient = np.zeros((rows, ROW), np.float32)
-    gradient[:, life] = UNIT + step
-    gradient[:, -1] = np.arange(rows)
-    return gradient.reshape(-1)
-
-
-def gradients_in(total: np.ndarray) -> frozenset[Gradient]:
-    """Return which gradients a sum is of; those of one worker are of successive steps."""
-    table = total.reshape(-1, ROW)
-    first = table[0, :-1]
-    assert (table[:, :-1] == first).all(), "the rows of a result are sums of different gradients"
-    found: set[Gradient] = set()
-    for life in np.flatnonzero(first).tolist():
-        number, steps = divmod(int(first[life]), int(UNIT))
-        least, rest = divmod(steps - number * (number - 1) // 2, number)
-        assert rest == 0, f"life {life}: {number} steps whose numbers add up to {steps} do not follow each other"
-        found |= {(life, least + i) for i in range(number)}
-    assert (table[:, -1] == len(found) * np.arange(len(table))).all(), "rows of a result were exchanged"
-    return frozenset(found)
 
 
 def _ends_of_pieces(rows: int) -> list[int]:
@@ -264,8 +237,7 @@ class _Learner:
         assert self._life.daemon is not None, "it has joined"
         given = self._offered.data.cast("B").toreadonly()
         result, rates = self.inbox.buffer(padded_bytes(given.nbytes)), (float(self._life.number),)
-        noise = self._job.noise
-        squares = (0.0 if growth else noise + 1.0, noise / self._job.workers + 1.0)
+        squares = self._job.noise + 1.0, self._job.noise / self._job.workers + 1.0
         buffers = ReduceBuffers(given=given, result=result, dtype="float32", growth=growth)
         reduce, together = self._life.daemon.reduce, self._job.workers
         return computed_from, buffers, reduce(buffers, ReduceOp.SUM, together, computed_from, len(own), rates, squares)
@@ -310,7 +282,7 @@ class _Learner:
                 return
             self._make(piece, gradient)
             made_ns[number] = now_ns = clock.monotonic_ns()
-            if offered is None and self.inbox.coming is None and not (self._is_lent or self._is_late()):
+            if offered is None and self.inbox.coming is None and not self._is_late():
                 patience_s = self._offers.patience_s(number, now_ns)
                 if patience_s is not None:
                     growth = GradientGrowth(progress=Progress(self._offered.nbytes), patience_s=patience_s)

@@ -242,7 +242,7 @@ def wrap(
         at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.
         members: elastic: who makes rounds: ``"all"`` (unless given), or ``"chosen"``: the workers with which training
             gets on fastest, by what their links carry and how noisy gradients are. The others are in every eighth
-            round, for which they are lent the weights.
+            round, for which they are lent the weights. Not with overlap: noise is measured from whole gradients.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
@@ -276,7 +276,7 @@ def wrap(
         settings=settings,
     )
     given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
-    given |= {"members": members, "slack": slack, "servers": servers}
+    given |= {"members": members, "overlap": overlap, "slack": slack, "servers": servers}
     if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options)

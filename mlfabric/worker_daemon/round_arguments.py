@@ -52,6 +52,8 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
         chosen["at_least"] = number_of("at_least", given["at_least"])
     if given["members"] is not None:
         chosen["members"] = str(given["members"])
+    if chosen.get("members") == "chosen" and given["overlap"]:
+        raise UsageError("members='chosen' with overlap=True; allowed: without overlap, for it needs whole gradients")
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
     if given["full_every"] is not None:

@@ -160,8 +160,7 @@ class RoundOptimizer(TakenOver):
         result = self._inbox.buffer(self._flat.size_bytes)
         buffers = ReduceBuffers(given=given, result=result, dtype=self._flat.dtype, growth=growth)
         rates, updates = rates_of(self._taken_over), 1 + self._kept
-        square = self._flat.square(self._offered) if self._measures and growth is None else 0.0
-        squares = (square, self._mean_square)
+        squares = (self._flat.square(self._offered), self._mean_square) if self._measures else (0.0, 0.0)
         outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates, squares)
         return Offered(buffers, computed_from, rates, outcome)
 
@@ -183,9 +182,9 @@ class RoundOptimizer(TakenOver):
     # Overlap with backward
 
     def _offer_early(self, growth: GradientGrowth) -> Offered | None:
-        """Offer a gradient while it grows, unless it is a guest's, or clear already that it is in no round."""
+        """Offer a gradient while it grows, unless it is clear already that it is in no round."""
         is_late = self._passes_late and not self._inbox.is_empty
-        if self._left or is_late or self._is_lent or self._inbox.coming is not None:
+        if self._left or is_late or self._inbox.coming is not None:
             return None
         return self._offer(self.version, growth)
 

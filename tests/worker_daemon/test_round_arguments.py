@@ -27,6 +27,10 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "all-reduce", "momentum_at": "server"}, "momentum_at='server' with method all-reduce"),
         ({"method": "elastic", "at_least": 2.0}, "at_least=2.0; allowed: above 0, at most 1"),
         ({"method": "elastic", "members": "some"}, "members='some'; allowed: all, chosen"),
+        (
+            {"method": "elastic", "members": "chosen", "overlap": True},
+            "members='chosen' with overlap=True; allowed: without",
+        ),
         ({"method": "partial", "members": "all"}, "members='all' with method partial; allowed: with elastic only"),
     ],
 )

@@ -88,8 +88,7 @@ class Choosing:
         elif self._settled_ns is not None:
             self._cycles_ns.append(now_ns - self._settled_ns)
         self._settled_ns = now_ns
-        squares = [member.square for member in running.members.values()]
-        self._squares[running.version] = squares if all(squares) else []  # of some that left early it is unknown
+        self._squares[running.version] = [member.square for member in running.members.values()]
         for old in [version for version in self._squares if version <= running.version - _VERSIONS]:
             del self._squares[old]
 
