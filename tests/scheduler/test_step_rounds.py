@@ -8,6 +8,7 @@ import pytest
 
 from mlfabric.model.specs import Method
 from mlfabric.protocol import (
+    BeginState,
     FetchState,
     Instruction,
     PassReduce,
@@ -87,3 +88,13 @@ def test_who_fetches_the_model_does_not_make_up_for_one_that_has_it_and_knows_mo
     assert team.rounds.version == 4
     assert of(ReduceSettled, told) == of(PassReduce, told) == []
     assert (team.rounds.asked_by("a"), team.rounds.asked_by("b")) == (1, 1)
+
+
+def test_where_an_older_model_goes_on_its_version_has_a_number_that_nobody_has_seen() -> None:
+    team = Team("a", "b")
+    team.comes("a", replace(HELD, arrived=None), computed_from=4)
+    team.comes("b", replace(HELD, version=3, applied=3, settled=RoundId(1, 3), arrived=None), computed_from=3)
+    assert team.rounds.version == 4
+    told = team.left("a")
+    assert [(one.to, one.version) for one in of(BeginState, told)] == [("b", 5)]
+    assert team.rounds.version == 5

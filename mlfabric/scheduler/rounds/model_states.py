@@ -183,7 +183,8 @@ class ModelStates:
 
     def _begin(self, first: str) -> Iterator[Instruction]:
         standing = self.standings.of[first]
-        self.version = standing.applied = max(self.version, standing.applied)
+        # Others may have seen the newest version, and what goes on is not that one: its number must be another one.
+        self.version = standing.applied = max(self.version, standing.applied) + (self.settled is not None)
         standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
         offer, left_out = standing.offer, standing.left_out
         standing.left_out = ""
