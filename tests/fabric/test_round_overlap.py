@@ -64,7 +64,7 @@ def trained(models: list[Any], **options: Any) -> list[Any]:
 def test_training_with_overlap_makes_the_same_steps_as_without() -> None:
     results = []
     for overlap in (False, True):
-        models = [small_model(seed) for seed in range(2)]
+        models = [small_model() for _ in range(2)]
         assert [tally.included for tally in trained(models, overlap=overlap)] == [STEPS, STEPS]
         results += models
     assert same(results)
