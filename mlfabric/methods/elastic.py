@@ -1,7 +1,8 @@
 """Elastic rounds: whoever is ready makes a round; who is overdue is not waited for (design, section 3). Pure.
 
 Workers of one round begin to compute at the same moment, so most are ready at about the same time. Who takes longer
-than usual is overdue: the round begins without its gradient, which joins the next one with a delay of one round.
+than is worth waiting for (``patience.py``) is overdue: the round begins without its gradient, which joins the next one
+with a delay of one round.
 
 A round waits for all other workers, also for one that has just begun. Otherwise two halves would take turns: while the
 links carry the gradients of one, the other computes, and every gradient comes a round late. Steps whose times vary by a
@@ -17,11 +18,9 @@ from mlfabric.model.specs import ModelSpec, RoundOptions
 
 __all__ = ["Elastic"]
 
-_USUAL = 1.25
-"""How many times as long as usual a worker may compute before it is overdue: more than steps vary anyway, less than a
-straggler takes."""
 _LOST = 10
-"""After how many times the usual time a worker does not count any more among those of which a share must be ready."""
+"""After how many times the usual time a worker does not count any more among those of which a share must be ready. The
+first round waits so long."""
 _LEAST_USUAL_NS = 20_000_000
 """Shorter times are not told apart from delays of threads and messages."""
 
@@ -44,11 +43,12 @@ class Elastic:
         if who.usual_ns is None or self._at_least == 1:
             return None
         usual_ns = max(_LEAST_USUAL_NS, who.usual_ns)
+        patience_ns = _LOST * usual_ns if who.patience_ns is None else who.patience_ns
         lost_ns = [since_ns + _LOST * usual_ns for since_ns in who.computing_ns.values()]
         counted = len(who.ready_ns) + sum(lost > now_ns for lost in lost_ns)
         if len(who.ready_ns) < math.ceil(self._at_least * counted):
             return min(lost for lost in lost_ns if lost > now_ns)
-        return max(now_ns, max(who.computing_ns.values()) + round(_USUAL * usual_ns))
+        return max(now_ns, max(who.computing_ns.values()) + patience_ns)
 
     def late(self, delay: int) -> Late:
         """Let it join while its delay is within the bound."""

@@ -29,6 +29,7 @@ class Readiness:
         ready_ns: since when each of those has had it.
         computing_ns: since when each of the others has been computing.
         usual_ns: how long workers usually compute; None if that is unknown.
+        patience_ns: how long one may compute and is still worth waiting for; None before the first round.
         version: that the round is to make, from 1.
         since_full: how many rounds were made since one with everybody.
     """
@@ -36,6 +37,7 @@ class Readiness:
     ready_ns: Mapping[str, int]
     computing_ns: Mapping[str, int]
     usual_ns: int | None
+    patience_ns: int | None
     version: int
     since_full: int
 

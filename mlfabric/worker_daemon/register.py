@@ -233,10 +233,9 @@ def wrap(
         model: what is trained; the fabric's present weights are installed in it.
         momentum_at: who keeps SGD's momentum: the workers unless given. At the server it cannot change, nor be
             Nesterov's or dampened.
-        method: ``"elastic"``: whoever is ready makes a round; who takes longer than usual is not waited for, and its
-            gradient joins a later round. ``"partial"``: a quorum makes a round; a gradient that misses it is added to
-            its worker's next one. ``"all-reduce"``: everybody is in each round. Else as for
-            :func:`register_as_worker`.
+        method: ``"elastic"``: whoever is ready makes a round; a worker that is too slow to be worth waiting for joins a
+            later one. ``"partial"``: a quorum makes a round; a gradient that misses it is added to its worker's next
+            one. ``"all-reduce"``: everybody is in each round. Else as for :func:`register_as_worker`.
         tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
             round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
         at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, Tensor
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 MS = 1_000_000
-USUAL_NS = 100 * MS
+USUAL_NS, PATIENCE_NS = 100 * MS, 125 * MS
 
 
 def rule(method: Method, **options: Any):
@@ -26,6 +27,7 @@ def who(ready: int, computing_ns: tuple[int, ...] = (), usual_ns: int | None = U
         ready_ns={f"r{i}": 0 for i in range(ready)},
         computing_ns={f"c{i}": since_ns for i, since_ns in enumerate(computing_ns)},
         usual_ns=usual_ns,
+        patience_ns=PATIENCE_NS,
         version=fields.get("version", 1),
         since_full=fields.get("since_full", 0),
     )
@@ -50,6 +52,7 @@ def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:
     assert elastic.begins_ns(who(2, (0, 0)), 200 * MS) == 1000 * MS
     assert elastic.begins_ns(who(3, (0,)), 200 * MS) == 200 * MS
     assert elastic.begins_ns(who(3, (0,), usual_ns=None), 200 * MS) is None
+    assert elastic.begins_ns(replace(who(3, (0,)), patience_ns=None), 200 * MS) == 1000 * MS
     assert rule(Method.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
 
 
@@ -88,7 +91,14 @@ def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() ->
         for worker in range(8):
             ready = {f"w{worker}": 0}
             computing = {f"w{i}": 0 for i in range(8) if i != worker}
-            one = Readiness(ready_ns=ready, computing_ns=computing, usual_ns=None, version=version, since_full=0)
+            one = Readiness(
+                ready_ns=ready,
+                computing_ns=computing,
+                usual_ns=None,
+                patience_ns=None,
+                version=version,
+                since_full=0,
+            )
             drawn[worker] += majority.begins_ns(one, 0) is not None
     assert sum(drawn.values()) == 4000
     assert sum((count - 500) ** 2 / 500 for count in drawn.values()) < 24.3

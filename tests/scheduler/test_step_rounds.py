@@ -61,7 +61,7 @@ def test_a_gradient_that_is_not_in_the_round_that_is_found_settled_is_offered_fo
 
 
 def test_who_comes_a_round_later_is_told_that_the_one_it_has_was_settled_and_fetches_the_model(team) -> None:
-    team.wait(100)
+    team.wait(200)
     team.tick()
     for worker in "ab":  # a's gradient is in a round of the new scheduler
         team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))
@@ -73,7 +73,7 @@ def test_who_comes_a_round_later_is_told_that_the_one_it_has_was_settled_and_fet
 
 
 def test_a_settled_round_says_how_many_it_reached_and_not_how_many_contributed(team) -> None:
-    team.wait(100)
+    team.wait(200)
     team.tick()
     told = [one for worker in "ab" for one in team.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
     assert team.rounds.workers == 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
 from mlfabric.planning import Shape
@@ -53,11 +54,17 @@ class RoundCarrier:
         self._probing = Probing(context.network)
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         """What the last rounds took, ns for each byte."""
+        self._size_bytes = 0
 
     @property
     def probes(self) -> ProbeCount:
         """What became of the probes between rounds."""
         return self._probing.count
+
+    @property
+    def takes_ns(self) -> int:
+        """What the last rounds took, the median, for a tensor of the last one's size; 0 before the first."""
+        return round(median(self._took) * self._size_bytes) if self._took else 0
 
     @property
     def trusts_stripes(self) -> bool:
@@ -147,7 +154,8 @@ class RoundCarrier:
         hosts = self._hosts(running)
         self._links.learn(self._context.network, running, hosts)
         self.rhythm.settled(now_ns)
-        self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
+        self._size_bytes = max(1, running.size_bytes)
+        self._took.append((now_ns - running.since_ns) / self._size_bytes)
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = 0
