@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,6 +38,8 @@ TIMEOUT_S = 600.0
 SCHEDULER = "scheduler"
 SCHEDULER_PORT = 50061
 STORE_PORT = 29500
+PAUSE_S = 0.25
+"""Before each sum: what a round leaves behind, as probes, is over by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,16 +254,21 @@ def _work(task: Task) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {"gloo": [], "ours": [], "empty": []}
     values = {"full": torch.rand(task.size_bytes // 4), "empty": torch.rand(1)}
     with register_as_worker(model, method=Method.ALL_REDUCE, workers=task.workers, settings=settings) as worker:
-        calls: dict[str, Any] = {"gloo": dist.all_reduce, "ours": worker.all_reduce, "empty": worker.all_reduce}
+
+        def timed(kind: str, reduce: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+            """Sum once, when nothing is under way any more, probes of links neither."""
+            total = values["empty" if kind == "empty" else "full"].clone()
+            time.sleep(PAUSE_S)
+            dist.barrier()
+            started_s = time.perf_counter()
+            reduce(total)
+            times[kind].append(time.perf_counter() - started_s)
+            return total
+
         for _ in range(task.rounds):
-            sums = {}
-            for kind, reduce in calls.items():
-                sums[kind] = values["empty" if kind == "empty" else "full"].clone()
-                dist.barrier()
-                started_s = time.perf_counter()
-                reduce(sums[kind])
-                times[kind].append(time.perf_counter() - started_s)
-            torch.testing.assert_close(sums["ours"], sums["gloo"])
+            torch.testing.assert_close(timed("gloo", dist.all_reduce), timed("ours", worker.all_reduce))
+        for _ in range(task.rounds):
+            timed("empty", worker.all_reduce)
         dist.barrier()
     dist.destroy_process_group()
     return times

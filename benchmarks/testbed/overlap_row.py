@@ -17,7 +17,12 @@ __all__ = ["TITLE", "WITHOUT", "overlap", "shown", "shown_in_short"]
 TITLE = "Overlap within the step, on both sides: how many times as fast as without"
 
 WITHOUT: Mapping[str, str] = MappingProxyType(
-    {"ring-overlap": "ring", "fabric-sync-overlap": "fabric-sync", "fabric-overlap": "fabric-async"}
+    {
+        "ring-overlap": "ring",
+        "elastic-overlap": "elastic",
+        "fabric-sync-overlap": "fabric-sync",
+        "fabric-overlap": "fabric-async",
+    }
 )
 """What each system with overlap is without it."""
 

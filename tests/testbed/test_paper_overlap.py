@@ -12,15 +12,17 @@ TARGET = 0.8
 
 
 def _both_sides(**with_overlap):
-    without = [run_of("ring", 0.5), run_of("fabric-sync", 0.4), run_of("fabric-async", 0.3)]
+    seconds = {"ring": 0.5, "elastic": 0.4, "fabric-sync": 0.4, "fabric-async": 0.3}
+    without = [run_of(name, s) for name, s in seconds.items()]
     return [*without, *(run_of(name.replace("_", "-"), s) for name, s in with_overlap.items())]
 
 
 def test_each_side_is_compared_with_itself_without_overlap_and_with_the_ring_that_overlaps_too():
-    runs = _both_sides(ring_overlap=0.4, fabric_sync_overlap=0.25, fabric_overlap=0.2)
+    runs = _both_sides(ring_overlap=0.4, elastic_overlap=0.32, fabric_sync_overlap=0.25, fabric_overlap=0.2)
     row = overlap(Measured(runs), TARGET)
 
     gains = {name: values["cells"]["C1-N1"]["gain"]["mean"] for name, values in row["systems"].items()}
+    assert gains.pop("elastic-overlap") == pytest.approx(1.25)
     assert gains == pytest.approx({"ring-overlap": 1.25, "fabric-sync-overlap": 1.6, "fabric-overlap": 1.5})
     ours = row["systems"]["fabric-overlap"]["cells"]["C1-N1"]
     assert ours["ring_ratio"]["mean"] == pytest.approx(2.0)
@@ -31,7 +33,7 @@ def test_each_side_is_compared_with_itself_without_overlap_and_with_the_ring_tha
 
 
 def test_a_side_that_is_no_faster_over_all_cells_does_not_reach_it():
-    runs = _both_sides(ring_overlap=0.4, fabric_sync_overlap=0.25, fabric_overlap=0.29)
+    runs = _both_sides(ring_overlap=0.4, elastic_overlap=0.32, fabric_sync_overlap=0.25, fabric_overlap=0.29)
     slower = [run_of("fabric-async", 0.3, cell="C2-N2"), run_of("fabric-overlap", 0.33, cell="C2-N2")]
 
     assert overlap(Measured(runs), TARGET)["reached"] is True
