@@ -12,7 +12,7 @@ import pytest
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.errors import TransferError
 from mlfabric.protocol import Peer, Probe, RoundId
-from mlfabric.worker_daemon.probes import Look, Probes, rate_bps
+from mlfabric.worker_daemon.probes import Look, Probes, rate_bps, rate_of_all_bps
 from mlfabric.worker_daemon.round_lines import RoundLines
 from tests.channels.filling import filled_by
 
@@ -73,25 +73,24 @@ async def all_over(*workers: Worker) -> None:
 
 
 @asynccontextmanager
-async def held_up(address: str, ticket: bytes) -> AsyncIterator[tuple[Connection, asyncio.Event]]:
-    """Send three quarters of a probe, and the rest once the event is set."""
-    channel, go_on = TcpChannel(), asyncio.Event()
+async def held_up(address: str, ticket: bytes) -> AsyncIterator[Connection]:
+    """Send three quarters of a probe, and no more."""
+    channel, over = TcpChannel(), asyncio.Event()
 
     async def pieces() -> AsyncIterator[memoryview]:
-        for n in range(24):
-            if n == 18:
-                await go_on.wait()
+        for _ in range(18):
             yield memoryview(bytes(SIZE // 24))
             await asyncio.sleep(0.001)
+        await over.wait()
 
     connection = await channel.connect(address)
     frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=SIZE)
     sending = asyncio.create_task(connection.send_stream(frame, filled_by(pieces(), SIZE)))
     try:
-        yield connection, go_on
+        yield connection
     finally:
-        sending.cancel()
-        await asyncio.wait([sending])
+        over.set()
+        await asyncio.gather(sending, return_exceptions=True)
         await channel.close()
 
 
@@ -106,13 +105,13 @@ async def test_each_of_two_probes_in_turn_comes_and_is_told_of_once() -> None:
         assert c.came.empty()
 
 
-async def test_one_that_takes_longer_than_its_slot_is_told_of_before_its_end_and_only_once() -> None:
+async def test_one_that_takes_longer_than_its_slot_is_told_of_and_cut_off() -> None:
     async with Worker() as b:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=1))
-        async with held_up(b.address, TICKETS[0]) as (connection, go_on):
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=SLOT_NS))
+        async with held_up(b.address, TICKETS[0]) as connection:
             assert await b.told() == ("a", ROUND)
-            go_on.set()
-            assert (await connection.receive()).kind is FrameKind.OUTCOME
+            with pytest.raises(TransferError):
+                await connection.receive()
         assert b.came.empty()
 
 
@@ -139,9 +138,10 @@ async def test_one_that_cannot_be_sent_does_not_hold_up_the_next(free_port) -> N
 async def test_a_new_plan_voids_what_is_still_expected_of_the_old_one() -> None:
     later = RoundId(1, 8)
     async with Worker() as b, Worker() as c:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=1))
-        async with held_up(b.address, TICKETS[0]) as (connection, _):
-            assert await b.told() == ("a", ROUND)
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=NEVER_NS))
+        async with held_up(b.address, TICKETS[0]) as connection:
+            while b.lines._expected:
+                await asyncio.sleep(0.001)
             b.probes.start(plan(sources=(Peer("c", "", TICKETS[1]),), after=later))
             c.probes.start(plan(targets=(Peer("b", b.address, TICKETS[1]),), after=later))
             with pytest.raises(TransferError):
@@ -207,3 +207,9 @@ def test_the_rate_is_that_of_what_came_after_the_first_third_and_before_the_end(
 )
 def test_of_what_was_not_seen_to_come_nothing_is_told(looks: list[tuple[int, int]]) -> None:
     assert rate_bps([Look(at_s * S, came) for at_s, came in looks], WHOLE) == 0
+
+
+def test_of_a_slow_one_all_counts_that_came_in_its_time() -> None:
+    looks = [Look(at_s * S, came) for at_s, came in ((10, 50), (11, 150), (14, 250))]
+    assert rate_of_all_bps(looks) == 400
+    assert rate_of_all_bps(looks[:1]) == 0

@@ -1,9 +1,9 @@
 """Finds out what links carry while the workers of an AllReduce job compute and their links are idle. Pure.
 
 What a round tells of links comes too late for that round, and where links change every few seconds the first round
-after each change is planned with what is not true any more: it takes two or three times as long as it might. So once a
-round is settled, each worker sends a *probe*, a tenth of the tensor, to two others, and those report how fast it
-came.
+after each change is planned with what is not true any more: it takes several times as long as it might. So once a round
+is settled, each worker sends a *probe*, a tenth of the tensor, to two others, and those report how fast it came. One
+that takes longer than its slot is cut off, so all are told before workers usually ask for the next round.
 
 Together they tell which links have changed (``probe_evidence.py``). If a link is taken for too slow, the next probes,
 between other workers, put that right.
