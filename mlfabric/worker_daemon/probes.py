@@ -1,12 +1,12 @@
 """Sends probes to other workers, and times those that come. Decides nothing.
 
 A probe is a frame of kind PAYLOAD with zeros behind it, which are thrown away; when it has come, an OUTCOME frame goes
-back. Its first third does not count: it goes at once where a token bucket has saved something up, and TCP begins
+back. Its first half does not count: it goes at once where a token bucket has saved something up, and TCP begins
 slowly. How much has come is asked of the kernel together with the time, so it does not matter that a busy process reads
 late.
 
-Over a slow link a probe takes much longer than its slot. It is cut off then, and its rate told from what has come: what
-came later would come too late to plan the next round, and would take the rate of the next probe.
+Over a slow link a probe takes much longer than its slot. It is cut off then, and its rate told from what has come in
+the second half of that time: the rest would come too late to plan the next round, and would hold up the next probe.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlfabric.protocol import Peer, Probe
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.round_lines import RoundLines
 
-__all__ = ["Look", "Probes", "rate_bps", "rate_of_all_bps"]
+__all__ = ["Look", "Probes", "cut_off_bps", "rate_bps"]
 
 _PIECES = 24
-_LEFT_OUT = 3
+_LEFT_OUT = 2
 """One part of so many does not count."""
 _CUT_SHARE = 0.9
 """A probe that has not come after this part of its slot is cut off: the next one is to have the links for itself."""
@@ -122,16 +122,17 @@ async def _receive(connection: Connection, plan: Probe) -> tuple[int, bool]:
         read_bytes += len(pieces[len(looks) - 1])
         looks.append(Look(clock.monotonic_ns(), read_bytes + connection.waiting_bytes))
 
+    time_ns = round(plan.slot_ns * _CUT_SHARE)
     try:
-        async with asyncio.timeout(plan.slot_ns * _CUT_SHARE / 1e9):
+        async with asyncio.timeout(time_ns / 1e9):
             await connection.receive_through(pieces, look)
     except TimeoutError:
-        return rate_bps(looks, plan.size_bytes) or rate_of_all_bps(looks), False
+        return cut_off_bps(looks, time_ns), False
     return rate_bps(looks, plan.size_bytes), True
 
 
 def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:
-    """Return the rate at which a probe came, without its first third; 0 if too little of it was seen to come.
+    """Return the rate at which a probe came, without its first half; 0 if too little of it was seen to come.
 
     Args:
         looks: when how much of it had come; once all has, that says nothing of when it came.
@@ -144,13 +145,17 @@ def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:
     return came_bytes * 8 * 10**9 // took_ns if took_ns > 0 and came_bytes * _ENOUGH >= size_bytes else 0
 
 
-def rate_of_all_bps(looks: Sequence[Look]) -> int:
-    """Return the rate at which a probe came of which the first third took all its time; 0 if nothing was seen to come.
+def cut_off_bps(looks: Sequence[Look], time_ns: int) -> int:
+    """Return the rate at which a probe came that was cut off, without the first half of its time; 0 if nothing did.
 
-    What a token bucket has saved up is in it, so it is no less than what the links carry.
+    Args:
+        looks: when how much of it had come.
+        time_ns: how long it had, from the first look on.
     """
-    first, last = looks[0], looks[-1]
-    return (last.came_bytes - first.came_bytes) * 8 * 10**9 // max(1, last.at_ns - first.at_ns)
+    seen = [look for look in looks if (look.at_ns - looks[0].at_ns) * _LEFT_OUT >= time_ns]
+    before = looks[len(looks) - len(seen) - 1]
+    took_ns = looks[-1].at_ns - before.at_ns
+    return (looks[-1].came_bytes - before.came_bytes) * 8 * 10**9 // took_ns if took_ns > 0 else 0
 
 
 def _cut(buffer: memoryview) -> list[memoryview]:
