@@ -1,9 +1,12 @@
 """Sends probes to other workers, and times those that come. Decides nothing.
 
 A probe is a frame of kind PAYLOAD with zeros behind it, which are thrown away; when it has come, an OUTCOME frame goes
-back. Its first third does not count: it goes at once where a token bucket has saved something up, and TCP begins
+back. Its first half does not count: it goes at once where a token bucket has saved something up, and TCP begins
 slowly. How much has come is asked of the kernel together with the time, so it does not matter that a busy process reads
 late.
+
+Over a slow link a probe takes much longer than its slot. It is cut off then, and its rate told from what has come in
+the second half of that time: the rest would come too late to plan the next round, and would hold up the next probe.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from mlfabric.protocol import Peer, Probe
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.round_lines import RoundLines
 
-__all__ = ["Look", "Probes", "rate_bps"]
+__all__ = ["Look", "Probes", "cut_off_bps", "rate_bps"]
 
 _PIECES = 24
-_LEFT_OUT = 3
+_LEFT_OUT = 2
 """One part of so many does not count."""
-_LATE_SHARE = 0.6
-"""A probe that takes more than this part of its slot is told of before its end."""
+_CUT_SHARE = 0.9
+"""A probe that has not come after this part of its slot is cut off: the next one is to have the links for itself."""
 _ENOUGH = 4
 """One part of so many must have been seen to come."""
 
@@ -90,44 +93,46 @@ class Probes:
             log.debug("probe to %s: %s", peer.worker, error)
 
     async def _time(self, plan: Probe, peer: Peer) -> None:
-        """Receive one probe; say how fast it comes, once it has come or is clearly late."""
-        told = False
-
-        def tell(bps: int) -> None:
-            nonlocal told
-            if bps and not told:
-                told = True
-                self._take_in(act.ProbeEnded(model=plan.model, round=plan.round, source=peer.worker, bps=bps))
-
+        """Receive one probe; say how fast it comes."""
         try:
             async with self._lines.visit(peer.ticket, FrameKind.PAYLOAD) as visit:
                 if visit.frame.length != plan.size_bytes:
                     raise TransferError(f"a probe of {visit.frame.length} bytes; wanted {plan.size_bytes}")
-                await _receive(visit.connection, plan, tell)
+                bps, is_whole = await _receive(visit.connection, plan)
+                if bps:
+                    self._take_in(act.ProbeEnded(model=plan.model, round=plan.round, source=peer.worker, bps=bps))
+                if not is_whole:
+                    raise TransferError("its slot is over")
                 await visit.connection.send(Frame(kind=FrameKind.OUTCOME, ticket=peer.ticket))
         except FabricError as error:
             log.debug("probe from %s: %s", peer.worker, error)
 
 
-async def _receive(connection: Connection, plan: Probe, tell: Callable[[int], None]) -> None:
-    """Receive a probe and throw it away; tell its rate when it is there, and before if it takes longer than planned."""
+async def _receive(connection: Connection, plan: Probe) -> tuple[int, bool]:
+    """Receive a probe, at most until its slot is over, and throw it away; return its rate, and whether all of it came.
+
+    One that is cut off leaves the connection broken: what is still to come of it is not sent any more.
+    """
     pieces = _cut(memoryview(bytearray(plan.size_bytes)))
-    looks: list[Look] = []
+    looks = [Look(clock.monotonic_ns(), connection.waiting_bytes)]
     read_bytes = 0
 
     def look() -> None:
         nonlocal read_bytes
-        read_bytes += len(pieces[len(looks)])
+        read_bytes += len(pieces[len(looks) - 1])
         looks.append(Look(clock.monotonic_ns(), read_bytes + connection.waiting_bytes))
-        if looks[-1].at_ns - looks[0].at_ns > plan.slot_ns * _LATE_SHARE:
-            tell(rate_bps(looks, plan.size_bytes))
 
-    await connection.receive_through(pieces, look)
-    tell(rate_bps(looks, plan.size_bytes))
+    time_ns = round(plan.slot_ns * _CUT_SHARE)
+    try:
+        async with asyncio.timeout(time_ns / 1e9):
+            await connection.receive_through(pieces, look)
+    except TimeoutError:
+        return cut_off_bps(looks, time_ns), False
+    return rate_bps(looks, plan.size_bytes), True
 
 
 def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:
-    """Return the rate at which a probe came, without its first third; 0 if too little of it was seen to come.
+    """Return the rate at which a probe came, without its first half; 0 if too little of it was seen to come.
 
     Args:
         looks: when how much of it had come; once all has, that says nothing of when it came.
@@ -138,6 +143,19 @@ def rate_bps(looks: Sequence[Look], size_bytes: int) -> int:
         return 0
     came_bytes, took_ns = seen[-1].came_bytes - seen[0].came_bytes, seen[-1].at_ns - seen[0].at_ns
     return came_bytes * 8 * 10**9 // took_ns if took_ns > 0 and came_bytes * _ENOUGH >= size_bytes else 0
+
+
+def cut_off_bps(looks: Sequence[Look], time_ns: int) -> int:
+    """Return the rate at which a probe came that was cut off, without the first half of its time; 0 if nothing did.
+
+    Args:
+        looks: when how much of it had come.
+        time_ns: how long it had, from the first look on.
+    """
+    seen = [look for look in looks if (look.at_ns - looks[0].at_ns) * _LEFT_OUT >= time_ns]
+    before = looks[len(looks) - len(seen) - 1]
+    took_ns = looks[-1].at_ns - before.at_ns
+    return (looks[-1].came_bytes - before.came_bytes) * 8 * 10**9 // took_ns if took_ns > 0 else 0
 
 
 def _cut(buffer: memoryview) -> list[memoryview]:

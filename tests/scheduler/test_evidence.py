@@ -37,8 +37,8 @@ def known(seen: Seen, **others: int) -> dict[LinkId, int]:
         # Each way is told by the other probes over its partners.
         ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW}),
         ({"a>b": SLOW, "d>b": SLOW, "a>c": FAST, "d>c": FAST}, {}, {down_link("b"): SLOW}),
-        # One that no other probe clears is blamed if it explains the most; two that explain it equally well are both.
-        ({"a>b": SLOW, "a>c": SLOW}, {}, {up_link("a"): SLOW}),
+        # All that no other probe clears are blamed.
+        ({"a>b": SLOW, "a>c": SLOW, "d>c": FAST}, {}, {up_link("a"): SLOW, down_link("b"): SLOW}),
         ({"a>b": SLOW}, {}, {up_link("a"): SLOW, down_link("b"): SLOW}),
         # A link is as fast as the fastest of its slow probes.
         ({"a>b": SLOW, "a>c": SLOW + 30, "d>b": FAST, "d>c": FAST}, {}, {up_link("a"): SLOW + 30}),
@@ -53,6 +53,12 @@ def known(seen: Seen, **others: int) -> dict[LinkId, int]:
         ({"a>b": 2 * FAST}, {"down_b": 2 * FAST}, {up_link("a"): 2 * FAST}),
         # A link that is known to be slow explains its slow probes.
         ({"a>b": SLOW, "a>c": SLOW, "d>b": FAST}, {"up_a": SLOW}, {}),
+        # It does not, once some link has changed: what it explained may have become slow as well.
+        (
+            {"a>b": SLOW, "d>b": SLOW, "e>f": SLOW, "e>g": SLOW},
+            {"up_a": SLOW, "up_d": SLOW},
+            dict.fromkeys((down_link("b"), up_link("e"), down_link("f"), down_link("g")), SLOW),
+        ),
         # A probe that was slower than what both links showed elsewhere changes nothing; nor do no probes.
         ({"a>b": SLOW, "a>c": FAST, "d>b": FAST}, {}, {}),
         ({}, {"up_a": FAST}, {}),

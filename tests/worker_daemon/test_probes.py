@@ -12,7 +12,7 @@ import pytest
 from mlfabric.channels import Connection, Frame, FrameKind, TcpChannel, TcpOptions
 from mlfabric.errors import TransferError
 from mlfabric.protocol import Peer, Probe, RoundId
-from mlfabric.worker_daemon.probes import Look, Probes, rate_bps
+from mlfabric.worker_daemon.probes import Look, Probes, cut_off_bps, rate_bps
 from mlfabric.worker_daemon.round_lines import RoundLines
 from tests.channels.filling import filled_by
 
@@ -73,25 +73,25 @@ async def all_over(*workers: Worker) -> None:
 
 
 @asynccontextmanager
-async def held_up(address: str, ticket: bytes) -> AsyncIterator[tuple[Connection, asyncio.Event]]:
-    """Send three quarters of a probe, and the rest once the event is set."""
-    channel, go_on = TcpChannel(), asyncio.Event()
+async def slowly_sent(address: str, ticket: bytes) -> AsyncIterator[Connection]:
+    """Send a probe that takes several slots."""
+    channel, over = TcpChannel(), asyncio.Event()
 
     async def pieces() -> AsyncIterator[memoryview]:
-        for n in range(24):
-            if n == 18:
-                await go_on.wait()
+        for _ in range(24):
+            if over.is_set():
+                return
             yield memoryview(bytes(SIZE // 24))
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0.02)
 
     connection = await channel.connect(address)
     frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=SIZE)
     sending = asyncio.create_task(connection.send_stream(frame, filled_by(pieces(), SIZE)))
     try:
-        yield connection, go_on
+        yield connection
     finally:
-        sending.cancel()
-        await asyncio.wait([sending])
+        over.set()
+        await asyncio.gather(sending, return_exceptions=True)
         await channel.close()
 
 
@@ -106,13 +106,13 @@ async def test_each_of_two_probes_in_turn_comes_and_is_told_of_once() -> None:
         assert c.came.empty()
 
 
-async def test_one_that_takes_longer_than_its_slot_is_told_of_before_its_end_and_only_once() -> None:
+async def test_one_that_takes_longer_than_its_slot_is_told_of_and_cut_off() -> None:
     async with Worker() as b:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=1))
-        async with held_up(b.address, TICKETS[0]) as (connection, go_on):
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=SLOT_NS))
+        async with slowly_sent(b.address, TICKETS[0]) as connection:
             assert await b.told() == ("a", ROUND)
-            go_on.set()
-            assert (await connection.receive()).kind is FrameKind.OUTCOME
+            with pytest.raises(TransferError):
+                await connection.receive()
         assert b.came.empty()
 
 
@@ -139,9 +139,10 @@ async def test_one_that_cannot_be_sent_does_not_hold_up_the_next(free_port) -> N
 async def test_a_new_plan_voids_what_is_still_expected_of_the_old_one() -> None:
     later = RoundId(1, 8)
     async with Worker() as b, Worker() as c:
-        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=1))
-        async with held_up(b.address, TICKETS[0]) as (connection, _):
-            assert await b.told() == ("a", ROUND)
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=NEVER_NS))
+        async with slowly_sent(b.address, TICKETS[0]) as connection:
+            while b.lines._expected:
+                await asyncio.sleep(0.001)
             b.probes.start(plan(sources=(Peer("c", "", TICKETS[1]),), after=later))
             c.probes.start(plan(targets=(Peer("b", b.address, TICKETS[1]),), after=later))
             with pytest.raises(TransferError):
@@ -182,13 +183,13 @@ WHOLE = 900
 @pytest.mark.parametrize(
     ("looks", "bps"),
     [
-        ([(0, 0), (1, 300), (2, 400), (4, 600)], 800),
-        ([(0, 200), (1, 299), (2, 300), (4, 600)], 1200),
-        ([(0, 300), (3, 600), (4, 900), (50, 900)], 800),
-        ([(0, 300), (9, 525)], 200),
+        ([(0, 0), (1, 450), (2, 500), (4, 750)], 800),
+        ([(0, 200), (1, 449), (2, 450), (4, 750)], 1200),
+        ([(0, 450), (3, 750), (4, 900), (50, 900)], 800),
+        ([(0, 450), (9, 675)], 200),
     ],
 )
-def test_the_rate_is_that_of_what_came_after_the_first_third_and_before_the_end(
+def test_the_rate_is_that_of_what_came_after_the_first_half_and_before_the_end(
     looks: list[tuple[int, int]], bps: int
 ) -> None:
     assert rate_bps([Look(at_s * S, came) for at_s, came in looks], WHOLE) == bps
@@ -200,10 +201,25 @@ def test_the_rate_is_that_of_what_came_after_the_first_third_and_before_the_end(
         [],
         [(0, 900), (1, 900), (2, 900)],
         [(0, 100), (1, 200), (2, 900)],
-        [(0, 299), (1, 899), (2, 900)],
-        [(0, 300), (9, 524)],
-        [(5, 300), (5, 600)],
+        [(0, 449), (1, 899), (2, 900)],
+        [(0, 450), (9, 674)],
+        [(5, 450), (5, 700)],
     ],
 )
 def test_of_what_was_not_seen_to_come_nothing_is_told(looks: list[tuple[int, int]]) -> None:
     assert rate_bps([Look(at_s * S, came) for at_s, came in looks], WHOLE) == 0
+
+
+@pytest.mark.parametrize(
+    ("looks", "bps"),
+    [
+        ([(0, 0), (1, 600), (4, 620), (6, 640), (8, 700)], 160),
+        ([(5, 100), (13, 200)], 100),
+        ([(0, 0), (1, 600), (4, 700)], 0),
+        ([(0, 0)], 0),
+    ],
+)
+def test_the_rate_of_one_that_was_cut_off_is_that_of_what_came_after_the_first_half_of_its_time(
+    looks: list[tuple[int, int]], bps: int
+) -> None:
+    assert cut_off_bps([Look(at_s * S, came) for at_s, came in looks], 9 * S) == bps

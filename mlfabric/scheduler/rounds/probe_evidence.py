@@ -1,14 +1,16 @@
 """Which links have changed, told from probes that each went over two of them. Pure.
 
 A probe comes at the rate of the slower of its two links. One that comes faster than both were thought to allow shows
-that both carry at least that. One that comes slower shows that one of them has become slow; which one, tell the other
-probes over them: a link that carried another one faster is not to blame. Blamed are as few links as explain everything
-that was seen; where two explain it equally well, both are, since a link that is taken for too slow costs little.
+that both carry at least that. One that comes slower shows that one of them has become slow. Which one, the other probes
+over them tell: a link that carried another one faster is not to blame. Where no other one clears it, it is taken to be
+slow, for a link that is taken for too slow costs little, and one that is taken for too fast may hold up a whole round.
+
+Links often change together. So once a probe has shown that one has, nothing is believed of any link that its own probes
+did not show: what is known of its partners, which would explain why they were slow, may be of the past.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from mlfabric.network import LinkId
@@ -31,17 +33,10 @@ def changed_rates(seen_bps: Mapping[tuple[LinkId, LinkId], int], known_bps: Mapp
         for link in links:
             at_least[link] = max(bps, at_least.get(link, 0))
     rates = {link: max(bps, at_least[link]) for link, bps in known_bps.items() if link in at_least}
-    unexplained = {links: bps for links, bps in seen_bps.items() if bps * _SAME < min(rates[link] for link in links)}
-    while unexplained:
-        support = Counter(link for links, bps in unexplained.items() for link in links if at_least[link] <= bps * _SAME)
-        if not support:
-            break  # each of the links carried something faster: other traffic was in the way
-        most = max(support.values())
-        for link in [link for link, count in support.items() if count == most]:
-            rates[link] = at_least[link]
-        unexplained = {
-            links: bps for links, bps in unexplained.items() if bps * _SAME < min(rates[link] for link in links)
-        }
+    not_shown = {link for link in rates if rates[link] > at_least[link] * _SAME}
+    slower = [links for links, bps in seen_bps.items() if min(rates[link] for link in links) > bps * _SAME]
+    if any(not_shown.intersection(links) for links in slower):  # or else other traffic was in the way
+        rates |= {link: at_least[link] for link in not_shown}
     return {
         link: bps
         for link, bps in rates.items()

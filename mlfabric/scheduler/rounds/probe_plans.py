@@ -1,9 +1,10 @@
 """Finds out what links carry while the workers of an AllReduce job compute and their links are idle. Pure.
 
 What a round tells of links comes too late for that round, and where links change every few seconds the first round
-after each change is planned with what is not true any more: it takes two or three times as long as it might. So once a
-round is settled, each worker sends a *probe*, a tenth of the tensor, to two others, and those report how fast it
-came.
+after each change is planned with what is not true any more: it takes several times as long as it might. So once a round
+is settled, each worker sends a *probe*, at most a fifth of the tensor, to two others, and those report how fast it
+came. One that takes longer than its slot is cut off, so all are told before workers usually ask for the next round. It
+is as long as it is because of token buckets: what they have saved up goes over a slow link as fast as over any other.
 
 Together they tell which links have changed (``probe_evidence.py``). If a link is taken for too slow, the next probes,
 between other workers, put that right.
@@ -28,8 +29,8 @@ __all__ = ["ProbeCount", "Probing", "Probings", "probes_of"]
 
 _TARGETS = 2
 _LEAST_WORKERS = 4
-_SHARE = 10
-"""A probe has this part of the tensor."""
+_SHARE = 5
+"""A probe has this part of the tensor at most."""
 _LEAST_BYTES = 16 * 1024
 _LEAST_NS = 4_000_000
 """How long a probe takes at the full rate at least: what is over sooner cannot be timed."""
@@ -106,11 +107,10 @@ class Probing:
         hosts = {w: host for w, host in idle.items() if count[host] == 1 and network.has_host(host)}
         if len(hosts) < _LEAST_WORKERS:
             return None
-        probe_bytes = size_bytes // _SHARE
         full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
-        takes_ns = probe_bytes * 8 * 10**9 // max(1, full_bps)
-        can_be_timed = probe_bytes >= _LEAST_BYTES and takes_ns >= _LEAST_NS
-        if not (can_be_timed and pause_ns and _ROOM * _TARGETS * takes_ns <= pause_ns):
+        fitting_bytes = (pause_ns or 0) * full_bps // (_ROOM * _TARGETS * 8 * 10**9)
+        probe_bytes = min(size_bytes // _SHARE, fitting_bytes)
+        if pause_ns is None or probe_bytes < max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)):
             return None
         self._skipped += 1
         if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):

@@ -6,7 +6,7 @@ One round is carried at a time. Who is in it, and what follows from its end, oth
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
@@ -161,12 +161,11 @@ class RoundCarrier:
         self.breaks = 0
         return running
 
-    def probe(self, running: RunningRound, busy: Collection[str], others: Collection[str] = ()) -> Iterator[Probe]:
-        """Have the links of a settled round's workers probed, and of others, but for those that are busy."""
-        if self._trust.is_lost or running.shape is Shape.DIRECT:
+    def probe(self, running: RunningRound, workers: Iterable[str]) -> Iterator[Probe]:
+        """Have the links of some workers probed after a settled round: of those that are idle until the next one."""
+        if running.shape is Shape.DIRECT:
             return
-        hosts = self._hosts(running) | {worker: self._context.host(worker) for worker in others}
-        idle = {worker: host for worker, host in hosts.items() if worker not in busy}
+        idle = {worker: self._context.host(worker) for worker in workers}
         probings = self._probing.begin(running.id, running.size_bytes, idle, self.rhythm.pause_ns, self._links.best_bps)
         if probings is not None:
             yield from probes_of(self._context, probings)

@@ -305,7 +305,8 @@ class Rounds:
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
-        yield from self._carrier.probe(running, [worker for worker, queue in self._queues.items() if queue])
+        if self._carrier.trusts_stripes:
+            yield from self._carrier.probe(running, [worker for worker in running.parts if not self._queues[worker]])
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

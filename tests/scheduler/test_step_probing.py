@@ -1,0 +1,88 @@
+"""Whose links are probed between rounds that workers apply by themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mlfabric.model.specs import Method
+from mlfabric.planning import Shape
+from mlfabric.protocol import Instruction, Probe, Reduce, RoundArrived, RoundId, RoundsHeld
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
+
+from .stage import SPEC, Stage, of
+from .test_probing import PAUSE_MS
+from .test_rounds import BIG, asks
+
+JOB = replace(SPEC, method=Method.ELASTIC, tau_max=None)
+NAMES = "abcdef"
+HELD = RoundsHeld(version=4, applied=4, has_state=True, settled=RoundId(1, 4), together=len(NAMES))
+OVERDUE_MS = 0.3 * PAUSE_MS
+
+
+class Team(Stage):
+    """Workers that compute, and make rounds."""
+
+    def __init__(self) -> None:
+        super().__init__(term=2)
+        self.version = HELD.version
+        for name in NAMES:
+            self.worker(name, spec=JOB, address=f"{name}:1")
+        for name in NAMES:
+            self.says(name, rounds=HELD)
+
+    @property
+    def rounds(self) -> StepRounds:
+        rounds = self.state.reductions["net"]
+        assert isinstance(rounds, StepRounds)
+        return rounds
+
+    def begin(self, ready: str) -> list[Instruction]:
+        """Let some have a gradient after a while; the round begins once the others are overdue."""
+        self.wait(PAUSE_MS)
+        told = [one for name in ready for one in self.offer(name)]
+        self.wait(OVERDUE_MS)
+        return told + self.tick()
+
+    def offer(self, name: str) -> list[Instruction]:
+        return self.ask(asks(name, self.version, size_bytes=BIG, computed_from=self.version))
+
+    def end(self) -> list[Instruction]:
+        """Let all have the result; return what follows."""
+        running = self.rounds._running
+        assert running is not None
+        self.wait(10)
+        self.version += 1
+        arrived = [RoundArrived(worker=name, model="net", round=running.id) for name in sorted(running.parts)]
+        return [one for event in arrived for one in self.ask(event)]
+
+
+@pytest.fixture
+def team() -> Team:
+    """Workers that have made two rounds, so that it is known for how long links are idle."""
+    team = Team()
+    for _ in range(2):
+        assert sorted(one.to for one in of(Reduce, team.begin(NAMES))) == list(NAMES)
+        probes = of(Probe, team.end())
+    assert sorted(one.to for one in probes) == list(NAMES)
+    return team
+
+
+def test_who_offers_its_next_gradient_already_is_probed_like_all_others(team) -> None:
+    assert sorted(one.to for one in of(Reduce, team.begin("bcdef"))) == list(NAMES)
+    assert team.offer("a") == []
+    probes = of(Probe, team.end())
+    assert sorted(one.to for one in probes) == list(NAMES)
+    assert team.rounds.asked_by("a") == 1
+
+
+def test_while_stripes_are_not_trusted_links_are_probed_all_the_same(team) -> None:
+    carrier = team.rounds._carrier
+    carrier._trust.failed(1e9)
+    team.begin(NAMES)
+    running = team.rounds._running
+    assert running is not None
+    assert running.shape is Shape.RING
+    assert sorted(one.to for one in of(Probe, team.end())) == list(NAMES)
+    assert not carrier.trusts_stripes
