@@ -13,10 +13,10 @@ from mlfabric.channels.base import (
     FrameKind,
     TransferRecord,
 )
+from mlfabric.channels.connection import Connection, Handler
 from mlfabric.channels.factory import Channel, ChannelOptions, channel_of
 from mlfabric.channels.limits import MOST_CONNECTIONS
 from mlfabric.channels.memory import MemoryChannel, MemoryOptions
-from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
 __all__ = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
+from mlfabric.channels.connection import Connection, Handler
 from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.channels.memory import MemoryChannel, MemoryOptions
-from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcp import TcpChannel, TcpOptions
 
 __all__ = ["Channel", "ChannelOptions", "channel_of"]

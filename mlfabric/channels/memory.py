@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlfabric.channels.backlog import Path
+from mlfabric.channels.connection import Connection, Handler
 from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.channels.limits import Limits
 from mlfabric.channels.roster import Roster
-from mlfabric.channels.stream import Connection, Handler
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.security import LOOPBACK, Security
 

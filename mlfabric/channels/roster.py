@@ -12,8 +12,8 @@ import asyncio
 import logging
 
 from mlfabric.channels.base import ConnectionClosedError, Stream
+from mlfabric.channels.connection import Connection, Handler
 from mlfabric.channels.limits import Limits
-from mlfabric.channels.stream import Connection, Handler
 from mlfabric.errors import FabricClosedError, FabricError
 
 __all__ = ["Roster"]

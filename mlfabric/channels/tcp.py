@@ -21,11 +21,11 @@ from typing import Any
 
 from mlfabric.addresses import MAX_PORT, split_address
 from mlfabric.channels import sockets, tls
+from mlfabric.channels.connection import Connection, Handler
 from mlfabric.channels.interfaces import LinkCounter, counter_of
 from mlfabric.channels.limiter import TokenBucket, chunk_bytes
 from mlfabric.channels.limits import MOST_CONNECTIONS, Limits
 from mlfabric.channels.roster import Roster
-from mlfabric.channels.stream import Connection, Handler
 from mlfabric.channels.tcpstream import TcpStream
 from mlfabric.errors import ConfigError, UnavailableError, UsageError
 from mlfabric.security import LOOPBACK, Certificate, Security, explain

@@ -75,6 +75,7 @@ __all__ = [
     "Request",
     "SamplesGivenUp",
     "SendBroken",
+    "ServerAction",
     "Settle",
     "StartAttempt",
     "StartFetch",
@@ -453,15 +454,5 @@ ReduceAction = (
     | StartGiveState
 )
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
-Action = (
-    Request
-    | HandOver
-    | StartSend
-    | StartFetch
-    | StopTransfers
-    | Settle
-    | FailPush
-    | Deliver
-    | KeepAction
-    | ReduceAction
-)
+ServerAction = HandOver | StartSend | StartFetch | StopTransfers | Settle | FailPush | Deliver | KeepAction
+Action = Request | ServerAction | ReduceAction

@@ -113,8 +113,8 @@ class ThreadDaemon:
         outcome, version = OutcomeFuture(), VersionFuture()
 
         def ask() -> None:
-            _pass_on(self._daemon.push(parcel, norm, computed_from, samples), outcome)
-            _pass_on(self._daemon.get(self._image, ModelVersion(0, 0), after_push=True), version)
+            _pass_on(self._daemon.calls.push(parcel, norm, computed_from, samples), outcome)
+            _pass_on(self._daemon.calls.get(self._image, ModelVersion(0, 0), after_push=True), version)
 
         self._begin(ask, outcome, version)  # in one turn of the daemon's loop, so that one message carries both
         return outcome, version
@@ -122,11 +122,11 @@ class ThreadDaemon:
     def drop_samples(self, samples: Samples) -> None:
         """Say that an update was computed from these samples and will not be pushed."""
         self._check_open()
-        self._begin(lambda: self._daemon.drop_samples(samples))
+        self._begin(lambda: self._daemon.calls.drop_samples(samples))
 
     def draw(self, wanted: SamplesWanted) -> DrawFuture:
         """Draw samples that nobody else has, one wish at a time; ``wanted`` needs no worker, model and serial."""
-        return self._ask(lambda: self._daemon.draw(wanted))
+        return self._ask(lambda: self._daemon.calls.draw(wanted))
 
     def grown(self, growth: Growth | GradientGrowth, ready_bytes: int) -> None:
         """Say how much there is of an update or a gradient that was handed over before it was complete."""
@@ -138,7 +138,7 @@ class ThreadDaemon:
 
     def get(self, min_version: ModelVersion) -> VersionFuture:
         """Get the model into :meth:`buffer`, at ``min_version`` or newer."""
-        return self._ask(lambda: self._daemon.get(self._image, min_version))
+        return self._ask(lambda: self._daemon.calls.get(self._image, min_version))
 
     def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
         """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlfabric.channels import ConnectionClosedError, TcpChannel, stream
+from mlfabric.channels import ConnectionClosedError, TcpChannel, frame_sender
 from mlfabric.channels import pump as pumping
 from mlfabric.channels.backlog import Path
 from mlfabric.channels.pump import Pump
@@ -179,7 +179,7 @@ async def test_a_buffer_is_sent_while_it_is_filled(make: MakeChannel) -> None:
 async def test_only_a_sender_that_starved_calls_its_record_paced(
     make: MakeChannel, monkeypatch: pytest.MonkeyPatch, starved_share: float, paced: bool
 ) -> None:
-    monkeypatch.setattr(stream, "STARVED_SHARE", starved_share)
+    monkeypatch.setattr(frame_sender, "STARVED_SHARE", starved_share)
     buffer = filled(10, 5)
     async with connected(make) as (near, far), asyncio.TaskGroup() as group:
         sending = group.create_task(near.send_stream(payload(10), buffer))
@@ -194,7 +194,7 @@ async def test_only_a_sender_that_starved_calls_its_record_paced(
 async def test_the_sender_of_what_was_spread_out_says_what_the_links_carried_if_they_held_it_up(
     monkeypatch: pytest.MonkeyPatch, share: float, busy_bytes: int
 ) -> None:
-    monkeypatch.setattr(stream, "SPREAD_SHARE", share)
+    monkeypatch.setattr(frame_sender, "SPREAD_SHARE", share)
     async with connected(TcpChannel) as (near, far), asyncio.TaskGroup() as group:
         near.spread(10_000_000_000)
         sending = group.create_task(near.send(payload(MB), [memoryview(bytearray(MB))]))

@@ -336,7 +336,7 @@ async def test_what_an_emulated_card_has_yet_to_let_through_is_not_waiting() -> 
 
     async def look(connection: Connection) -> None:
         await connection.receive()
-        while (waiting := connection._stream.waiting_bytes()) < 1000:
+        while (waiting := connection._stream.raw.waiting_bytes()) < 1000:
             await asyncio.sleep(0)
         seen.set_result((waiting, connection.waiting_bytes))
         await connection.discard(1000)

@@ -96,7 +96,7 @@ def test_a_worker_whose_daemon_cannot_go_on_hears_so_and_is_waited_for_no_longer
     with fabric() as running:
         broken, steady = running.worker(small_model(), "w0"), running.worker(small_model(), "w1")
         broken.get()
-        monkeypatch.setattr(broken._daemon._daemon._transfers, "_push", no_room)
+        monkeypatch.setattr(broken._daemon._daemon.calls.transfers, "_push", no_room)
         gradients(broken._model)
         pushed = broken.push()
         assert "w0 cannot go on: MemoryError: no room for this" in str(pushed.result(30))
@@ -121,7 +121,7 @@ def test_a_call_that_a_daemon_cannot_begin_is_answered_with_the_reason(monkeypat
     with fabric() as running:
         worker = running.worker(small_model())
         worker.get()
-        monkeypatch.setattr(worker._daemon._daemon._shards, "buffers", no_room)
+        monkeypatch.setattr(worker._daemon._daemon.calls._shards, "buffers", no_room)
         with pytest.raises(MemoryError, match=NO_ROOM):
             worker.get()
         wait_until(lambda: state_of(running, "w0") == "left", "it is waited for no longer")

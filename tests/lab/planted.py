@@ -1,4 +1,7 @@
-"""Bugs that somebody might make: each patches the product, and the storms must find it."""
+"""Bugs that somebody might make: each patches the product, and the storms must find it.
+
+With each stand seeds that have found it, to be played first; they lose that as the product changes.
+"""
 
 from __future__ import annotations
 
@@ -200,26 +203,26 @@ def withdrawn_gradient_is_carried_on(patch: Patch) -> None:
     patch.setattr(Reductions, "withdraw", withdraw)
 
 
-STEP_BUGS: tuple[Callable[[Patch], None], ...] = (
-    steps_settled_before_all_have_it,
-    state_before_it_is_applied,
-    kept_gradient_joins_too,
-    outcome_of_the_former_scheduler_forgotten,
-    gradient_sent_before_it_is_made,
-    withdrawn_gradient_is_carried_on,
-)
+STEP_BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
+    steps_settled_before_all_have_it: (5, 15, 19, 28),
+    state_before_it_is_applied: (6, 9, 23, 24),
+    kept_gradient_joins_too: (0, 6, 7, 9),
+    outcome_of_the_former_scheduler_forgotten: (167, 222),
+    gradient_sent_before_it_is_made: (6, 7, 13, 15),
+    withdrawn_gradient_is_carried_on: (6, 7, 13, 15),
+}
 """In jobs whose workers apply rounds by themselves."""
 
-BUGS: tuple[Callable[[Patch], None], ...] = (
-    settled_before_all_have_it,
-    result_before_it_is_whole,
-    void_attempt_goes_on,
-    void_result_counts,
-    tickets_not_checked,
-    settled_round_forgotten,
-    missed_round_not_told,
-    silent_worker_not_left_out,
-    dead_worker_is_waited_for,
-    left_worker_is_waited_for,
-    term_used_again,
-)
+BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
+    settled_before_all_have_it: (1, 8, 11, 14),
+    result_before_it_is_whole: (1, 2, 3, 4),
+    void_attempt_goes_on: (1, 4, 8, 11),
+    void_result_counts: (1, 2, 12, 18),
+    tickets_not_checked: (12, 17, 1, 2),
+    settled_round_forgotten: (14, 18, 20, 21),
+    missed_round_not_told: (18, 20, 21, 27),
+    silent_worker_not_left_out: (1, 2, 8, 11),
+    dead_worker_is_waited_for: (1, 32, 33, 53),
+    left_worker_is_waited_for: (1, 3, 11, 12),
+    term_used_again: (4, 10, 18, 20),
+}

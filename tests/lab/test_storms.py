@@ -1,4 +1,4 @@
-"""AllReduce jobs in storms, each from a seed; ``mlfabric fuzz --collective`` plays many more."""
+"""AllReduce jobs in storms, each from a seed; ``scripts/test`` plays 200 more before all tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlfabric.lab.playing import drawn, play
 EVENTS = 10_000
 
 
-@pytest.mark.parametrize("seed", range(1000, 1024))
+@pytest.mark.parametrize("seed", range(1000, 1006))
 def test_whatever_breaks_every_result_is_whole_and_everybody_goes_on(seed, compiled_planner) -> None:
     try:
         assert play(drawn(seed, EVENTS))[1].witness.finished

@@ -137,7 +137,7 @@ def test_a_broken_update_that_is_planned_again_without_being_voided_is_caught(mo
 
 def test_a_scheduler_that_refuses_before_it_knows_what_the_server_holds_is_caught(monkeypatch):
     monkeypatch.setattr(Membership, "_admit_server", lambda self, event, now_ns: iter(()))
-    caught("the scheduler says Dropped", first=290)
+    caught("the scheduler says Dropped", first=333)
 
 
 def test_transfers_that_nobody_comes_for_are_caught(monkeypatch):

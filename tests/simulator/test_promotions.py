@@ -83,4 +83,4 @@ def test_a_scheduler_that_still_calls_committed_what_was_lost_is_caught(monkeypa
 
 def test_a_replica_that_is_not_foretold_what_may_have_been_committed_is_caught(monkeypatch):
     monkeypatch.setattr(replication_state, "foretold", lambda pushes, held, told, version: iter(()))
-    caught("behind what was committed", strict, first=15)
+    caught("behind what was committed", strict, first=54)

@@ -23,8 +23,8 @@ SETTINGS = WorkerSettings(scheduler=NOBODY, name="w", tcp=TcpOptions())
 async def test_a_model_that_comes_when_its_worker_has_left_is_for_nobody() -> None:
     spec = spec_of({"w": torch.zeros(4, requires_grad=True)})
     daemon = WorkerDaemon(SETTINGS, spec, None, WorkerMetrics(), JobClaim())
-    got = daemon.get(memoryview(bytearray(spec.layout.size_bytes)), ModelVersion(0, 0))
-    get = GetId("w", daemon._incarnation, 0)
+    got = daemon.calls.get(memoryview(bytearray(spec.layout.size_bytes)), ModelVersion(0, 0))
+    get = GetId("w", daemon._session.member.incarnation, 0)
     daemon._take_in(Fetch(to="w", get=get, source="s", address=NOBODY, ticket=bytes(16), reason="its turn"))
     session = asyncio.create_task(asyncio.sleep(0))
     await session
@@ -32,4 +32,4 @@ async def test_a_model_that_comes_when_its_worker_has_left_is_for_nobody() -> No
     daemon._take_in(act.ModelReceived(get=get, version=ModelVersion(1, 3)))
     with pytest.raises(FabricClosedError, match="has left the fabric"):
         await got
-    await daemon._transfers.close()
+    await daemon.calls.close()
