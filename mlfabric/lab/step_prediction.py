@@ -143,10 +143,6 @@ class _Learner:
         self._kept = []
         if await self.take_state():
             return [], len(own)
-        if job.method is Method.PARTIAL and not self.inbox.is_empty:
-            await self._apply_all()
-            self._kept = own
-            return [], 0
         result = self.inbox.buffer(padded_bytes(job.size_bytes))
         buffers = ReduceBuffers(given=self._gradient, result=result, dtype="float32")
         outcome = await daemon.reduce(buffers, ReduceOp.SUM, job.workers, own[-1], len(own), RATES)

@@ -27,7 +27,7 @@ from mlfabric.channels.progress import Progress
 from mlfabric.errors import TransferError
 from mlfabric.lab.fabric import Life
 from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in
-from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon import actions as act
@@ -156,7 +156,8 @@ class StepJob:
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.witness = StepWitness(self.rounds.tau_max if self.method is Method.ELASTIC else 0, self._models)
+        most = {Method.ELASTIC: self.rounds.tau_max, Method.PARTIAL: self.rounds.full_every}
+        self.witness = StepWitness(most.get(self.method, 0), self._models)
 
     def _models(self) -> dict[int, bytes]:
         return {life.number: learner.digest for life, learner in self._learners.items() if life.is_alive}
@@ -203,6 +204,7 @@ class _Learner:
         step = self._steps
         self._steps += 1
         own = self._gradients | {(self._life.number, step)}
+        assert len(own) <= MOST_KEPT, f"life {self._life.number} keeps {sorted(own)}"
         await (self._step_with_overlap if self._job.overlap else self._step)(step, own)
         self._offers.begin(clock.monotonic_ns())
 
@@ -222,14 +224,8 @@ class _Learner:
             self._drop(own)
             return
         self._gradients = own
-        if self._is_late():
-            await self._apply_all()
-            return
         await self._cross()
         await self._became_of(own, self._offer(own, computed_from))
-
-    def _is_late(self) -> bool:
-        return self._job.method is Method.PARTIAL and not self.inbox.is_empty
 
     def _offer(
         self, own: frozenset[Gradient], computed_from: int, growth: GradientGrowth | None = None
@@ -282,7 +278,8 @@ class _Learner:
                 return
             self._make(piece, gradient)
             made_ns[number] = now_ns = clock.monotonic_ns()
-            if offered is None and self.inbox.coming is None and not self._is_late():
+            is_late = job.method is Method.PARTIAL and not self.inbox.is_empty
+            if offered is None and self.inbox.coming is None and not is_late:
                 patience_s = self._offers.patience_s(number, now_ns)
                 if patience_s is not None:
                     growth = GradientGrowth(progress=Progress(self._offered.nbytes), patience_s=patience_s)

@@ -50,6 +50,6 @@ class Elastic:
             return min(lost for lost in lost_ns if lost > now_ns)
         return max(now_ns, max(who.computing_ns.values()) + patience_ns)
 
-    def late(self, delay: int) -> Late:
+    def late(self, delay: int, gradients: int) -> Late:
         """Let it join while its delay is within the bound."""
         return Late.JOINS if delay <= self._tau_max else Late.IS_DROPPED

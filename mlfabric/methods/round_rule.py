@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -32,6 +33,9 @@ class Readiness:
         patience_ns: how long one may compute and is still worth waiting for; None before the first round.
         version: that the round is to make, from 1.
         since_full: how many rounds were made since one with everybody.
+        recent_ns: how long each worker's last steps took, as far as that is known.
+        settled_ns: when the last round was settled.
+        round_ns: how long a round usually takes; None if that is unknown.
     """
 
     ready_ns: Mapping[str, int]
@@ -40,6 +44,9 @@ class Readiness:
     patience_ns: int | None
     version: int
     since_full: int
+    recent_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    settled_ns: int = 0
+    round_ns: int | None = None
 
     @property
     def workers(self) -> list[str]:
@@ -64,9 +71,11 @@ class RoundRule(Protocol):
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Return when the next round may begin if nobody else becomes ready; None if it waits for somebody."""
 
-    def late(self, delay: int) -> Late:
-        """Say what becomes of a gradient.
+    def late(self, delay: int, gradients: int) -> Late:
+        """Say what becomes of what a worker offers.
 
         Args:
-            delay: how many rounds were settled since the version that it was computed from.
+            delay: how many rounds were settled, or are being made without it, since the version that it was computed
+                from.
+            gradients: how many it is the sum of.
         """

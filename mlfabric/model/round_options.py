@@ -5,11 +5,13 @@ from __future__ import annotations
 from mlfabric.errors import ConfigError
 from mlfabric.values import dataclass
 
-__all__ = ["MEMBERS", "QUORUMS", "RoundOptions"]
+__all__ = ["MEMBERS", "MOST_KEPT", "QUORUMS", "RoundOptions"]
 
 MEMBERS = ("all", "chosen")
-QUORUMS = ("solo", "majority", "full")
+QUORUMS = ("solo", "majority", "full", "auto")
 MOST_BETWEEN = 1_000
+MOST_KEPT = 8
+"""partial: a worker with so many gradients that are in no round does not go on without the next one."""
 _MOST_TAU = 1_000
 
 
@@ -22,7 +24,8 @@ class RoundOptions:
             round that it is in, 0 to 1,000.
         at_least: elastic: the share of the workers that make a round at the least, above 0 and at most 1.
         quorum: partial: a round begins when this many have a gradient: ``"solo"`` is 1, ``"full"`` all; with
-            ``"majority"`` it begins when a worker has one that is drawn anew for each round. Or a number.
+            ``"majority"`` it begins when a worker has one that is drawn anew for each round; with ``"auto"`` when
+            to wait for more would let fewer gradients be in rounds per second. Or a number.
         members: elastic: ``"all"`` are in a round, or ``"chosen"``: those with which training gets on fastest, by what
             their links carry; every eighth round has all of them.
         full_every: partial: after this many rounds without some, one waits for all, 1 to 1,000.

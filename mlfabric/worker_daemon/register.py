@@ -242,7 +242,7 @@ def wrap(
         members: elastic: who makes rounds: ``"all"`` (unless given), or ``"chosen"``: the workers with which training
             gets on fastest, by what their links carry and how noisy gradients are. The others are in every eighth
             round, for which they are lent the weights. Not with overlap: noise is measured from whole gradients.
-        quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, or a number of workers; see
+        quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts

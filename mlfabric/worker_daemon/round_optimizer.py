@@ -65,7 +65,7 @@ class RoundOptimizer(TakenOver):
     Args:
         optimizer: steps the model; any of torch's that needs no closure.
         model: what is trained.
-        passes_late: a gradient that finds results waiting is kept for the next step at once (``partial``).
+        passes_late: a gradient that has missed a round is kept for the next step (``partial``).
         overlap: gradients leave while backward makes the others.
         measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
         start: joins the fabric: is given the inbox, returns the daemon.
@@ -151,8 +151,6 @@ class RoundOptimizer(TakenOver):
         if not self._flat.add_into(self._offered, fresh=not self._kept):
             self._apply_all()
             return self._dropped(NOT_FINITE, computed_from)
-        if self._passes_late and not self._inbox.is_empty:
-            return self._keep("rounds were made without it", computed_from)
         return self._became_of(self._offer(computed_from))
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered:

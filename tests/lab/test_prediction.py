@@ -16,6 +16,7 @@ from mlfabric.model.specs import Method
 from mlfabric.twin.advise import PLAYED
 from mlfabric.twin.closed_forms import ring_share
 from mlfabric.twin.cluster import MOST_PLAYED, Cluster, Compute
+from mlfabric.twin.outcome import Outcome
 from mlfabric.twin.settings import COMPUTE
 from tests.twin.clusters import cluster_of
 
@@ -78,6 +79,47 @@ def test_elastic_rounds_do_not_wait_for_stragglers_and_rounds_of_all_do() -> Non
     assert elastic.updates_per_s > 1.1 * together.updates_per_s
     all_of_them = play_rounds(rounds_of(6, Method.ELASTIC, "C2", rounds=RoundOptions(at_least=1.0)))
     assert all_of_them.members.min() == 6
+
+
+def timely_per_s(found: Outcome) -> float:
+    """Return how many gradients are in rounds per second; one that comes d rounds late counts 1 / (1 + d)."""
+    since_s = 0.1 * found.duration_s
+    counts = (found.committed_s > since_s) & (found.committed_s <= found.duration_s)
+    return float((1 / (1 + found.delays[counts])).sum() / (found.duration_s - since_s))
+
+
+def slowed(cluster: Cluster, *slowdowns: float) -> Cluster:
+    """Return a cluster whose first hosts compute for so many times as long."""
+    first = tuple(replace(host, slowdown=times) for host, times in zip(cluster.workers, slowdowns, strict=False))
+    return replace(cluster, workers=first + cluster.workers[len(first) :])
+
+
+SKEWS = {
+    "stragglers": rounds_of(6, Method.PARTIAL, "C2", iterations=30),
+    "stragglers, short rounds": rounds_of(6, Method.PARTIAL, "C1", iterations=30, model_bytes=20_000),
+    "one slow": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 3.0),
+    "half slow": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 2.0, 2.0, 2.0),
+    "each slower": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 1.0, 1.3, 1.6, 2.0, 2.5, 4.0),
+}
+
+
+@pytest.mark.parametrize("skew", SKEWS)
+def test_the_quorum_that_is_chosen_is_at_most_5_percent_worse_than_the_best_fixed_one(skew: str) -> None:
+    found = {
+        quorum: timely_per_s(play_rounds(replace(SKEWS[skew], rounds=RoundOptions(quorum=quorum))))
+        for quorum in ("auto", *"12345", "full", "majority")
+    }
+    print(skew, {q: round(v, 1) for q, v in found.items()})
+    assert found["auto"] >= 0.95 * max(found.values()), found
+
+
+def test_who_is_late_goes_on_at_once_and_is_in_a_round_all_the_same() -> None:
+    """A round takes 0.8 s here, and a step 0.1 s."""
+    cluster = rounds_of(4, Method.PARTIAL, "C1", model_bytes=2_000_000, rounds=RoundOptions(quorum="solo"))
+    found = play_rounds(cluster)
+    assert found.mean_iteration_s < 0.4
+    assert found.least_share > 0.4
+    assert found.dropped.sum() == 0
 
 
 def test_a_narrow_link_of_the_scheduler_makes_rounds_longer() -> None:

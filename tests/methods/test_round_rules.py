@@ -10,6 +10,7 @@ import pytest
 
 from mlfabric.errors import ConfigError
 from mlfabric.methods import Late, Readiness, round_rule_of
+from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, TensorSpec
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
@@ -37,7 +38,7 @@ def test_everybody_waits_for_everybody() -> None:
     together = rule(Method.ALL_REDUCE)
     assert together.begins_ns(who(3, (0,)), 5) is None
     assert together.begins_ns(who(3), 5) == 5
-    assert together.late(1) is Late.IS_DROPPED
+    assert together.late(1, 1) is Late.IS_DROPPED
 
 
 def test_elastic_waits_for_a_worker_until_that_is_overdue_however_lately_it_has_begun() -> None:
@@ -64,8 +65,8 @@ def test_elastic_counts_workers_no_longer_that_are_lost_in_their_step() -> None:
 @pytest.mark.parametrize("tau_max", [0, 2])
 def test_elastic_lets_gradients_join_up_to_the_delay_bound(tau_max: int) -> None:
     elastic = rule(Method.ELASTIC, tau_max=tau_max)
-    assert elastic.late(tau_max) is Late.JOINS
-    assert elastic.late(tau_max + 1) is Late.IS_DROPPED
+    assert elastic.late(tau_max, 1) is Late.JOINS
+    assert elastic.late(tau_max + 1, 1) is Late.IS_DROPPED
 
 
 def test_a_partial_round_begins_with_its_quorum() -> None:
@@ -73,7 +74,50 @@ def test_a_partial_round_begins_with_its_quorum() -> None:
     assert rule(Method.PARTIAL, quorum="2").begins_ns(who(1, (0, 0, 0)), 5) is None
     assert rule(Method.PARTIAL, quorum="2").begins_ns(who(2, (0, 0)), 5) == 5
     assert rule(Method.PARTIAL, quorum="full").begins_ns(who(3, (0,)), 5) is None
-    assert rule(Method.PARTIAL).late(1) is Late.IS_KEPT
+
+
+def test_a_late_gradient_is_kept_for_its_workers_next_one_unless_too_many_are_kept() -> None:
+    partial = rule(Method.PARTIAL)
+    assert partial.late(0, 1) is Late.JOINS
+    assert {partial.late(delay, kept) for delay in (1, 9) for kept in range(1, MOST_KEPT)} == {Late.IS_KEPT}
+    assert partial.late(9, MOST_KEPT) is Late.JOINS
+
+
+def auto(ready: int, computing_ns: tuple[int, ...], *took_ms: tuple[int, ...], **fields: Any) -> Readiness:
+    """Return workers of which a round takes 50 ms, and those that compute once took so long for a step."""
+    known = {"recent_ns": {f"c{i}": [ms * MS for ms in each] for i, each in enumerate(took_ms)}, "round_ns": 50 * MS}
+    return replace(who(ready, computing_ns), **{**known, **fields})
+
+
+def test_auto_waits_while_that_lets_more_workers_be_in_rounds_per_second() -> None:
+    rounds = rule(Method.PARTIAL, quorum="auto")
+    soon, late = auto(3, (0,), (100,)), auto(3, (0,), (400,))
+    assert rounds.begins_ns(soon, 100 * MS) == 110 * MS
+    assert rounds.begins_ns(late, 100 * MS) == 100 * MS
+    assert rounds.begins_ns(auto(3, (0, 0), (100,), (400,)), 100 * MS) == 110 * MS
+    assert rounds.begins_ns(auto(3, (0,) * 12, *((400,),) * 12), 100 * MS) == 440 * MS
+    assert rounds.begins_ns(auto(3, (0,), (100, 100, 100, 400)), 100 * MS) == 110 * MS
+    assert rounds.begins_ns(auto(9, (90 * MS,), (100,)), 100 * MS) == 100 * MS
+
+
+def test_auto_waits_longer_where_rounds_take_longer() -> None:
+    rounds = rule(Method.PARTIAL, quorum="auto")
+    assert rounds.begins_ns(auto(3, (0,), (200,)), 100 * MS) == 100 * MS
+    assert rounds.begins_ns(auto(3, (0,), (200,), round_ns=900 * MS), 100 * MS) == 220 * MS
+
+
+def test_auto_does_not_wait_for_a_step_that_takes_longer_than_ever_and_at_first_waits_for_all() -> None:
+    rounds = rule(Method.PARTIAL, quorum="auto", full_every=4)
+    assert rounds.begins_ns(auto(3, (0,), (100,)), 111 * MS) == 111 * MS
+    assert rounds.begins_ns(auto(3, (0, 0), (100,)), 200 * MS) is None
+    assert rounds.begins_ns(auto(3, (0,), (100,), round_ns=None), 200 * MS) is None
+    assert rounds.begins_ns(auto(3, (0,), (100,), since_full=4), 200 * MS) is None
+    assert rounds.begins_ns(auto(3, ()), 7) == 7
+
+
+def test_auto_looks_at_one_step_of_each_worker_at_least() -> None:
+    many = auto(600, (0,) * 600, *((900, 100),) * 600)
+    assert rule(Method.PARTIAL, quorum="auto").begins_ns(many, 100 * MS) == 110 * MS
 
 
 def test_after_so_many_partial_rounds_one_waits_for_all() -> None:
@@ -109,7 +153,7 @@ def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() ->
     [
         ({"tau_max": -1}, "tau_max=-1; allowed: 0 to 1000"),
         ({"at_least": 0.0}, "at_least=0.0; allowed: above 0"),
-        ({"quorum": "most"}, "quorum='most'; allowed: solo, majority, full, or a number"),
+        ({"quorum": "most"}, "quorum='most'; allowed: solo, majority, full, auto, or a number"),
         ({"quorum": "0"}, "quorum='0'; allowed"),
         ({"full_every": 0}, "full_every=0; allowed: 1 to 1000"),
     ],

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.model.specs import Layout, Member, Method, ModelSpec, Role, RoundOptions, TensorSpec, Term
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
@@ -333,7 +334,8 @@ class StepStorm:
         if plan.reduce is not None:
             delay = plan.version - 1 - player.computed_from[plan.reduce]
             self.delays[delay] += 1
-            bound = {Method.ELASTIC: self.options.tau_max}.get(self.spec.method, 0)
+            bounds = {Method.ELASTIC: self.options.tau_max, Method.PARTIAL: self.options.full_every}
+            bound = bounds.get(self.spec.method, 0)
             assert 0 <= delay <= bound, f"{player.name}: {plan.reduce} has delay {delay}"
             gradients = player.gradients[plan.reduce]
             assert gradients <= player.result, f"{player.name}: {gradients} are not in {plan.round}"
@@ -351,6 +353,7 @@ class StepStorm:
             "only partial rounds keep gradients"
         )
         player.kept = gradients if action.keep else frozenset()
+        assert len(player.kept) < MOST_KEPT, f"{player.name} keeps {player.kept}"
         player.dropped |= frozenset() if action.keep else gradients
         if player.fetching is None:
             self.install(player)

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Method
 from mlfabric.protocol import (
     BeginState,
     FetchState,
     Instruction,
     PassReduce,
+    Reduce,
     ReduceSettled,
     RoundArrived,
     RoundId,
@@ -30,10 +32,10 @@ HELD = RoundsHeld(version=4, applied=4, has_state=True, settled=FOURTH, arrived=
 class Team(Stage):
     """A new scheduler, and workers that its predecessor knew."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names: str, **job) -> None:
         super().__init__(term=2)
         for name in names:
-            self.worker(name, spec=JOB, address=f"{name}:1")
+            self.worker(name, spec=replace(JOB, **job), address=f"{name}:1")
 
     @property
     def rounds(self) -> StepRounds:
@@ -98,3 +100,45 @@ def test_where_an_older_model_goes_on_its_version_has_a_number_that_nobody_has_s
     told = team.left("a")
     assert [(one.to, one.version) for one in of(BeginState, told)] == [("b", 5)]
     assert team.rounds.version == 5
+
+
+def kept(instructions: list[Instruction]) -> list[tuple[str, int, bool]]:
+    return [(one.to, one.reduce.counter, one.keep) for one in of(PassReduce, instructions)]
+
+
+@pytest.fixture
+def eager() -> Team:
+    """A solo round of a runs; b computes."""
+    team = Team("a", "b", method=Method.PARTIAL, rounds=RoundOptions(quorum="solo"))
+    begin = replace(HELD, arrived=None)
+    team.says("a", rounds=begin)
+    team.says("b", rounds=begin)
+    told = team.ask(asks("a", computed_from=4)) + team.tick()
+    assert {one.to: one.reduce is not None for one in of(Reduce, told)} == {"a": True, "b": False}
+    return team
+
+
+def test_a_late_worker_of_a_partial_round_is_told_at_once_to_go_on(eager) -> None:
+    assert kept(eager.ask(asks("b", computed_from=4))) == [("b", 0, True)]
+    assert kept(eager.ask(asks("b", computed_from=4))) == [("b", 0, True)]
+    assert kept(eager.ask(asks("b", 1, computed_from=4, updates=2))) == [("b", 1, True)]
+    assert eager.rounds.passed == 2
+
+
+def test_one_that_keeps_many_gradients_waits_for_the_next_round_and_is_in_it(eager) -> None:
+    assert eager.ask(asks("b", 7, computed_from=4, updates=MOST_KEPT)) == []
+    told = [one for worker in "ab" for one in eager.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
+    told += eager.tick()
+    assert kept(told) == []
+    assert [(one.to, one.updates) for one in of(Reduce, told) if one.reduce is not None] == [("b", MOST_KEPT)]
+
+
+def test_a_late_worker_of_an_elastic_round_waits_for_the_next_one() -> None:
+    team = Team("a", "b", "c", rounds=RoundOptions(at_least=0.1))
+    for worker in "abc":
+        team.says(worker, rounds=replace(HELD, arrived=None))
+    team.ask(asks("a", computed_from=4))
+    team.ask(asks("b", computed_from=4))
+    team.wait(10_000)
+    assert of(Reduce, team.tick())
+    assert team.ask(asks("c", computed_from=4)) == []

@@ -18,6 +18,7 @@ CASES = [
     (Method.PARTIAL, {"quorum": "solo", "full_every": 4}),
     (Method.PARTIAL, {"quorum": "majority"}),
     (Method.PARTIAL, {"quorum": "2", "full_every": 7}),
+    (Method.PARTIAL, {"quorum": "auto", "full_every": 30}),
     (Method.ALL_REDUCE, {}),
 ]
 

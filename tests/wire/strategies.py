@@ -114,7 +114,7 @@ round_options = st.builds(
     RoundOptions,
     tau_max=st.integers(0, 1_000),
     at_least=st.floats(0, 1, exclude_min=True),
-    quorum=st.sampled_from(["solo", "majority", "full", "3"]),
+    quorum=st.sampled_from(["solo", "majority", "full", "auto", "3"]),
     full_every=st.integers(1, 1_000),
 )
 

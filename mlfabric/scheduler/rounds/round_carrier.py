@@ -41,6 +41,8 @@ class RoundCarrier:
         not_before_ns: when the next one may begin, after one that broke.
         breaks: how many attempts in a row have failed.
         rhythm: when workers ask.
+        settled_ns: when the last one was settled.
+        usual_ns: how long the last ones took; None before the first.
     """
 
     def __init__(self, context: Context, model: str) -> None:
@@ -54,17 +56,13 @@ class RoundCarrier:
         self._probing = Probing(context.network)
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         """What the last rounds took, ns for each byte."""
-        self._size_bytes = 0
+        self.settled_ns = 0
+        self.usual_ns: int | None = None
 
     @property
     def probes(self) -> ProbeCount:
         """What became of the probes between rounds."""
         return self._probing.count
-
-    @property
-    def takes_ns(self) -> int:
-        """What the last rounds took, the median, for a tensor of the last one's size; 0 before the first."""
-        return round(median(self._took) * self._size_bytes) if self._took else 0
 
     @property
     def trusts_stripes(self) -> bool:
@@ -154,8 +152,9 @@ class RoundCarrier:
         hosts = self._hosts(running)
         self._links.learn(self._context.network, running, hosts)
         self.rhythm.settled(now_ns)
-        self._size_bytes = max(1, running.size_bytes)
-        self._took.append((now_ns - running.since_ns) / self._size_bytes)
+        self.settled_ns = now_ns
+        self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
+        self.usual_ns = round(median(self._took) * max(1, running.size_bytes))
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = 0

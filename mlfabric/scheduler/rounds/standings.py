@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from mlfabric.methods import Readiness
@@ -15,6 +15,8 @@ __all__ = ["Standing", "Standings"]
 
 _REMEMBERED = 200
 """How many computations the usual time is the median of."""
+_STEPS = 8
+"""How many of each worker's last steps are known."""
 _NAMED = 3
 """How many workers that are in no round are named."""
 
@@ -37,6 +39,7 @@ class Standing:
         lent_ns: when the weights are predicted to have come that it is lent for the next such round; None if it is lent
             none.
         offer: the gradient that it offers, if any.
+        took_ns: how long its last steps took.
     """
 
     applied: int
@@ -49,6 +52,7 @@ class Standing:
     is_lent: bool = False
     lent_ns: int | None = None
     offer: ReduceRequested | None = None
+    took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_STEPS))
 
     @property
     def has_state(self) -> bool:
@@ -93,7 +97,8 @@ class Standings:
         """Note that a worker has a gradient now."""
         if standing.offer is None:
             if not standing.left_out or standing.lent_ns is not None:
-                self._took_ns.append(now_ns - standing.since_ns)
+                standing.took_ns.append(now_ns - standing.since_ns)
+                self._took_ns.append(standing.took_ns[-1])
             standing.since_ns = now_ns
         standing.offer = offer
 
@@ -112,7 +117,16 @@ class Standings:
         of = self.of
         return {w: offer for w, offer in self.offers().items() if not of[w].left_out or (everybody and joins(offer))}
 
-    def readiness(self, heads: Collection[str], version: int, since_full: int, *, everybody: bool) -> Readiness:
+    def readiness(
+        self,
+        heads: Collection[str],
+        version: int,
+        since_full: int,
+        settled_ns: int,
+        round_ns: int | None,
+        *,
+        everybody: bool,
+    ) -> Readiness:
         """Say who is ready for the next round, the workers of ``heads``, and who is not; see :class:`Readiness`."""
         computing = {worker: one.since_ns for worker, one in self.of.items() if one.has_state and not one.left_out}
         if everybody:
@@ -125,6 +139,9 @@ class Standings:
             patience_ns=self._patience_ns,
             version=version,
             since_full=since_full,
+            recent_ns={worker: self.of[worker].took_ns for worker in computing},
+            settled_ns=settled_ns,
+            round_ns=round_ns,
         )
 
     def receivers(self) -> list[str]:

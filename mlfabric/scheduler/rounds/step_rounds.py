@@ -210,9 +210,13 @@ class StepRounds:
         if offer is None or not self._states.is_formed or standing.left_out:
             return  # who is left out computes no other one before it is lent the weights
         delay = self.version - offer.computed_from
-        if (late := self._rule.late(delay)) is not Late.JOINS:
+        late, reason = self._rule.late(delay, offer.updates), f"{delay} rounds were made without it"
+        is_outside = self._running is not None and worker not in self._running.members
+        if late is Late.JOINS and is_outside and self._rule.late(delay + 1, offer.updates) is Late.IS_KEPT:
+            late, reason = Late.IS_KEPT, "a round is being made without it"
+        if late is not Late.JOINS:
             standing.computes_from(self.version, now_ns)
-            yield self._pass(offer, late, f"{delay} rounds were made without it")
+            yield self._pass(offer, late, reason)
 
     def _judge_all(self, now_ns: int) -> Iterator[Instruction]:
         for worker in list(self._standings.offers()):
@@ -239,7 +243,10 @@ class StepRounds:
             self.waits_for = waits_for
             return self._states.due_ns()
         everybody = self._choosing.wants_everybody
-        who = self._standings.readiness(self._heads(), self.version + 1, self._since_full, everybody=everybody)
+        settled_ns, round_ns = self._carrier.settled_ns, self._carrier.usual_ns
+        who = self._standings.readiness(
+            self._heads(), self.version + 1, self._since_full, settled_ns, round_ns, everybody=everybody
+        )
         slow = self._held_up_by()
         begins_ns = None if slow or not who.ready_ns else self._rule.begins_ns(who, now_ns)
         if begins_ns is None:
@@ -252,7 +259,7 @@ class StepRounds:
         """Return the gradients that may be in the next round."""
 
         def joins(offer: ReduceRequested) -> bool:
-            return self._rule.late(self.version - offer.computed_from) is Late.JOINS
+            return self._rule.late(self.version - offer.computed_from, offer.updates) is Late.JOINS
 
         return self._standings.heads(joins, everybody=self._choosing.wants_everybody)
 
@@ -308,7 +315,7 @@ class StepRounds:
 
     def _settle(self, now_ns: int) -> Iterator[Instruction]:
         running = self._carrier.settle(now_ns)
-        self._standings.settled(self._carrier.takes_ns)
+        self._standings.settled(self._carrier.usual_ns or 0)
         version, reached = running.version, frozenset(running.parts)
         self.done, self.workers = self.done + 1, len(running.members)
         self._since_full = self._since_full + 1 if running.receivers else 0
