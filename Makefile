@@ -51,7 +51,7 @@ proto: $(INSTALLED) ## regenerate mlfabric/v1 from proto/
 fuzz: setup ## fuzz what reads bytes of peers: a minute for each part (ARGS=frames names one; FUZZ_SECONDS=600)
 	@scripts/fuzz $(ARGS)
 
-demo: $(READY) ## train a real model through the fabric; results in demo-report/
+demo: $(READY) ## train a real model through the fabric, compare with a plain ring; results in demo-report/
 	@.venv/bin/mlfabric demo $(ARGS)
 
 bench: setup ## run benchmarks (ARGS='control --json out.json'; without: list them)

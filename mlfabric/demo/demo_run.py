@@ -21,7 +21,21 @@ from mlfabric.launch.processes import Nursery, Output, Program, Work, launch
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.workers import JobOptions, run_job
 
-__all__ = ["OUTPUT_FILE", "Beside", "Counted", "Look", "Share", "Told", "launched", "prepare", "run_scenario"]
+__all__ = [
+    "LOOK_EVERY_S",
+    "OUTPUT_FILE",
+    "Beside",
+    "Counted",
+    "Look",
+    "Share",
+    "Told",
+    "last_lines",
+    "launched",
+    "prepare",
+    "ready",
+    "run_scenario",
+    "run_workers",
+]
 
 OUTPUT_FILE = "output.log"
 START_WITHIN_S = 60.0
@@ -105,7 +119,7 @@ async def run_scenario(
     )
 
     async def work(fabric: Fabric) -> Counted:
-        await _ready(fabric, folder)
+        await ready(fabric, folder)
         told(f"training with {scenario.workers} workers")
         others = () if beside is None else (beside(fabric.scheduler),)
         await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look), *others)
@@ -117,31 +131,51 @@ async def run_scenario(
     return counted, await _judge(nursery, folder)
 
 
-async def _ready(fabric: Fabric, folder: Path) -> None:
+async def ready(fabric: Fabric, folder: Path) -> None:
+    """Wait until workers can train.
+
+    Raises:
+        UnavailableError: the fabric does not start; shows its last lines, which are in ``folder``.
+    """
     try:
         async with asyncio.timeout(START_WITHIN_S):
             await fabric.ready()
     except TimeoutError as error:
-        raise UnavailableError(f"the fabric did not start within {START_WITHIN_S:g} s{_last_lines(folder)}") from error
+        raise UnavailableError(f"the fabric did not start within {START_WITHIN_S:g} s{last_lines(folder)}") from error
 
 
 async def _train(nursery: Nursery, scheduler: str, scenario: Scenario, folder: Path) -> None:
+    limit_s = START_WITHIN_S + scenario.longest_s + END_WITHIN_S
+    try:
+        async with asyncio.timeout(limit_s):
+            await run_workers(nursery, scheduler, scenario, folder, ("-P", "-m", "mlfabric.demo.trainer", str(folder)))
+    except TimeoutError as error:
+        raise UnavailableError(f"the workers did not end within {limit_s:g} s{last_lines(folder)}") from error
+
+
+async def run_workers(
+    nursery: Nursery, scheduler: str, scenario: Scenario, folder: Path, command: tuple[str, ...]
+) -> None:
+    """Run a process for each worker of the scenario, with its emulated network card, until all have ended.
+
+    Args:
+        scheduler: ``host:port`` of the fabric's.
+        folder: where ``output.log`` is.
+        command: what each of them runs, as in ``JobOptions``.
+
+    Raises:
+        FabricError: one failed.
+    """
     job = JobOptions(
-        command=("-P", "-m", "mlfabric.demo.trainer", str(folder)),
+        command=command,
         workers=scenario.workers,
         scheduler=scheduler,
         host_per_worker=True,
         up=scenario.rates,
         down=scenario.rates,
     )
-    limit_s = START_WITHIN_S + scenario.longest_s + END_WITHIN_S
-    try:
-        async with asyncio.timeout(limit_s):
-            code = await run_job(nursery, job)
-    except TimeoutError as error:
-        raise UnavailableError(f"the workers did not end within {limit_s:g} s{_last_lines(folder)}") from error
-    if code:
-        raise FabricError(f"a worker failed with code {code}{_last_lines(folder)}")
+    if code := await run_job(nursery, job):
+        raise FabricError(f"a worker failed with code {code}{last_lines(folder)}")
 
 
 async def _looking(look: Look) -> None:
@@ -176,12 +210,12 @@ async def _judge(nursery: Nursery, folder: Path) -> Verdict:
     process = await nursery.start(Program(name="judge", argv=argv, environment=os.environ))
     code = await process.wait()
     if code:
-        raise FabricError(f"the evaluation failed with code {code}{_last_lines(folder)}")
+        raise FabricError(f"the evaluation failed with code {code}{last_lines(folder)}")
     return Verdict.load(folder)
 
 
-def _last_lines(folder: Path) -> str:
-    """Return the last lines that the processes printed, as the end of an error message."""
+def last_lines(folder: Path) -> str:
+    """Return the last lines that the processes printed into ``output.log`` in ``folder``, to end an error message."""
     path = folder / OUTPUT_FILE
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     return "\n".join([f"; the end of {path}:", *(f"  {line}" for line in lines[-SHOWN_LINES:])])

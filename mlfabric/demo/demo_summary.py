@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
+from mlfabric.demo.comparison import Comparison
 from mlfabric.demo.demo_events import Applied, Event, NotApplied
 from mlfabric.demo.demo_run import Counted
 from mlfabric.demo.scenario import Scenario
@@ -25,6 +26,7 @@ class Results:
         scenario: what was run.
         counted: what the scheduler counted.
         verdict: how good the models are.
+        comparison: elastic rounds against a plain ring.
         events: what the workers saw.
         wall_s: how long all of it took.
     """
@@ -32,6 +34,7 @@ class Results:
     scenario: Scenario
     counted: Counted
     verdict: Verdict
+    comparison: Comparison
     events: Sequence[Event]
     wall_s: float
 
@@ -68,6 +71,7 @@ class Results:
                 "updates_per_s": round(self.updates_per_s, 3),
                 "delays": dict(sorted(self.delays().items())),
                 "workers": {share.worker: asdict(share) for share in counted.shares},
+                "comparison": self.comparison.as_json(),
                 "scenario": asdict(self.scenario),
                 "broken_promises": self.broken_promises(),
             },
@@ -127,7 +131,18 @@ class Results:
         ]
         for row in rows:
             figures.add_row(*row)
-        return [self._shares(), figures]
+        return [self._shares(), figures, self._compared()]
+
+    def _compared(self) -> Table:
+        wanted = f"seconds to an accuracy of {self.scenario.compared_accuracy:g}"
+        table = Table(title="The same training without a server", title_justify="left")
+        for name in ("gradients", wanted, "rounds", "seconds per round"):
+            table.add_column(name, justify="left" if name == "gradients" else "right")
+        for name, training in (("elastic rounds", self.comparison.elastic), ("plain ring", self.comparison.ring)):
+            seconds = f"{training.seconds:.1f}" if training.reached else f"not within {training.seconds:.0f}"
+            per_round = f"{training.seconds / max(1, training.rounds):.2f}"
+            table.add_row(name, seconds, f"{training.rounds}", per_round)
+        return table
 
     def _shares(self) -> Table:
         shares = Table(title="Workers", title_justify="left")

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 
+from mlfabric.demo.compare import run_comparison
+from mlfabric.demo.comparison import Comparison
+from mlfabric.demo.demo_events import Accuracy
 from mlfabric.demo.demo_run import Counted, launched, prepare, run_scenario
 from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.pictures import draw_delays, draw_timeline
-from mlfabric.demo.progress_bar import Watcher
+from mlfabric.demo.progress_bar import Bars, Watcher
 from mlfabric.demo.scenario import Scenario
 from mlfabric.demo.verdict import Verdict
 from mlfabric.errors import UsageError
@@ -24,10 +28,13 @@ __all__ = ["RUN_FOLDER", "run"]
 RUN_FOLDER = "run"
 REPORT_FILES = ("summary.json", "delay.png", "timeline.png")
 EXIT_BROKEN_PROMISE = 1
+THROUGH_SERVER = "server"
 
 
 def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
     """Train a model through a fabric of real processes on this machine, and compare with plain training.
+
+    Then compare elastic rounds with a plain ring: the time to the same accuracy over the same links, both measured.
 
     Args:
         report: folder for the results, made if need be: ``summary.json``, ``delay.png``, ``timeline.png``; what the
@@ -51,21 +58,30 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
     for name in REPORT_FILES:
         (report / name).unlink(missing_ok=True)
     console = Console()
-    found: list[tuple[Counted, Verdict]] = []
-    with Watcher(console, scenario, folder) as watcher:
+    found: list[tuple[Counted, Verdict, Comparison]] = []
+    with Bars(console, (THROUGH_SERVER, "ring", "elastic")) as bars:
+        watcher = Watcher(bars, THROUGH_SERVER, scenario, folder)
+
+        def follow(method: str, accuracies: Sequence[Accuracy]) -> None:
+            if accuracies:
+                wanted, last = scenario.compared_accuracy, accuracies[-1]
+                text = f"accuracy {last.accuracy:.3f} of {wanted:g} after {last.version} rounds"
+                bars.show(method, min(1.0, last.accuracy / wanted), text)
 
         async def work(nursery: Nursery) -> int:
-            found.append(await run_scenario(nursery, folder, watcher.look, watcher.tell))
+            counted, verdict = await run_scenario(nursery, folder, watcher.look, bars.tell)
+            found.append((counted, verdict, await run_comparison(nursery, folder, follow, bars.tell)))
             return 0
 
         code = launched(work, folder)
     if code:
         return code
-    counted, verdict = found[0]
+    counted, verdict, comparison = found[0]
     results = Results(
         scenario=scenario,
         counted=counted,
         verdict=verdict,
+        comparison=comparison,
         events=watcher.events,
         wall_s=time.monotonic() - began_s,
     )
@@ -83,4 +99,6 @@ def _finish(results: Results, report: Path, console: Console) -> int:
     broken = results.broken_promises()
     for promise in broken:
         console.print(f"not as promised: {promise}", highlight=False, markup=False)
+    console.print(f"setting of the comparison: {results.comparison.setting()}", highlight=False, markup=False)
+    console.print(results.comparison.verdict(), highlight=False, markup=False, style="bold")
     return EXIT_BROKEN_PROMISE if broken else 0

@@ -44,6 +44,11 @@ class Scenario:
         evaluate_every_s: how often worker 0 evaluates its model on the test set.
         least_accuracy: what the final model must reach.
         most_difference: how far it may be below the single process.
+        compared_pace_s: ``pace_s`` in the comparison: about as long as the model takes over the narrowest link.
+        compared_lr: constant learning rate of elastic rounds and of the ring in the comparison; for both the best of
+            0.05, 0.1 and 0.2 with this momentum.
+        compared_accuracy: on the test set; how long each of the two needs to reach it is compared.
+        compared_longest_s: each of the two is given up after this many seconds.
     """
 
     seed: int = 0
@@ -66,6 +71,10 @@ class Scenario:
     evaluate_every_s: float = 1.0
     least_accuracy: float = 0.96
     most_difference: float = 0.02
+    compared_pace_s: float = 0.1
+    compared_lr: float = 0.1
+    compared_accuracy: float = 0.88
+    compared_longest_s: float = 45.0
 
     def __post_init__(self) -> None:
         if len(self.rates) not in (0, len(self.slowness)):

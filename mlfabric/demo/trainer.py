@@ -1,52 +1,24 @@
-"""A worker process of the demonstration: ``python -m mlfabric.demo.trainer FOLDER``, started with torchrun's variables.
-
-A step's computation is stretched to the scenario's pace by sleeping, so that "slow" and "fast" mean the same on every
-machine, and machines with fewer cores than workers can show it.
-"""
+"""A worker process of the demonstration: ``python -m mlfabric.demo.trainer FOLDER``, with torchrun's variables."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 import mlfabric
 from mlfabric.demo import digits
 from mlfabric.demo.demo_events import Accuracy, Applied, Event, EventLog, Moved, NotApplied, log_path
+from mlfabric.demo.pace import Pace
 from mlfabric.demo.scenario import Scenario
 from mlfabric.protocol import Committed, Dropped, UpdateId
 from mlfabric.worker_daemon.observations import Settled, Transferred
 
 __all__ = ["main"]
-
-
-class Pace:
-    """How long each of a worker's steps takes: the scenario's pace and its slowness, jitter and pauses by the seed."""
-
-    def __init__(self, scenario: Scenario, rank: int) -> None:
-        self._scenario = scenario
-        self._mean_s = scenario.pace_s * scenario.slowness[rank]
-        self._random = np.random.default_rng([scenario.seed, rank, 1])
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Make the block take as long as one step."""
-        began_s = time.monotonic()
-        yield
-        time.sleep(max(0.0, began_s + self._wanted_s() - time.monotonic()))
-
-    def _wanted_s(self) -> float:
-        sigma = self._scenario.jitter
-        step_s = self._mean_s * self._random.lognormal(-(sigma**2) / 2, sigma)
-        held_up = self._random.random() < self._scenario.pause_share
-        return float(step_s + held_up * self._random.uniform(*self._scenario.pause_s))
 
 
 def event_of(seen: Transferred | Settled) -> Event:
@@ -103,7 +75,7 @@ def train(scenario: Scenario, rank: int, log: EventLog) -> None:
     """Train until the model has the scenario's version."""
     data = digits.load(scenario.seed)
     model = digits.make_model(scenario)
-    pace, evaluation = Pace(scenario, rank), Evaluation(scenario, data, log)
+    pace, evaluation = Pace(scenario, rank, scenario.pace_s), Evaluation(scenario, data, log)
 
     def observe(seen: Transferred | Settled) -> None:
         log.write(event_of(seen))

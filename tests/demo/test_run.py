@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mlfabric import demo
-from mlfabric.demo.demo_events import Applied, EventTail, Moved, NotApplied, log_path
+from mlfabric.demo.demo_events import Accuracy, Applied, EventTail, Moved, NotApplied, log_path
 from mlfabric.demo.main import RUN_FOLDER
 from mlfabric.errors import UsageError
 
@@ -26,6 +26,8 @@ SHORT = demo.Scenario(
     pause_share=0.1,
     least_accuracy=0.0,
     most_difference=1.0,
+    compared_pace_s=0.05,
+    compared_accuracy=0.2,
 )
 
 
@@ -55,6 +57,22 @@ def test_transfers_took_no_less_than_their_wire_time(report):
     assert {e.is_push for e in moved} == {True, False}
     narrow_s = [(e.ended_ns - e.started_ns) / 1e9 for e in moved if e.worker == "worker-2"]
     assert min(narrow_s) > 0.8 * moved[0].size_bytes * 8 / 125e6
+
+
+def test_elastic_rounds_and_a_ring_were_trained_to_the_same_accuracy(report):
+    summary = json.loads((report / "summary.json").read_text())
+    compared = summary["details"]["comparison"]
+    assert set(compared) == {"elastic", "ring"}
+    begins = set()
+    for method, found in compared.items():
+        events = EventTail(log_path(report / RUN_FOLDER / method, 0)).read()
+        accuracies = [e for e in events if isinstance(e, Accuracy)]
+        assert found["reached"]
+        assert [e.accuracy >= SHORT.compared_accuracy for e in accuracies] == [False] * (len(accuracies) - 1) + [True]
+        assert (accuracies[0].version, accuracies[-1].version) == (0, found["rounds"])
+        assert not list((report / RUN_FOLDER / method).glob("*.snapshot"))
+        begins.add(accuracies[0].accuracy)
+    assert len(begins) == 1  # both have the same initial weights
 
 
 def test_pictures_and_a_checkpoint_that_plain_pytorch_reads_are_left(report):

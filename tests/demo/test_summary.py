@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from mlfabric.demo.demo_events import Applied, NotApplied
+from mlfabric.demo.comparison import Comparison, Training
+from mlfabric.demo.demo_events import Accuracy, Applied, NotApplied
 from mlfabric.demo.demo_run import Counted, Share
 from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.pictures import draw_delays, draw_timeline
@@ -27,8 +28,13 @@ def good() -> Results:
         Share(worker=f"worker-{i}", committed=2, dropped=i, dropped_by_cause={"too late": i} if i else {})
         for i in (0, 1)
     )
+    scenario = Scenario(slowness=(1.0, 1.0), rates=())
+    compared = Training(
+        accuracies=[Accuracy(worker="worker-0", version=i, accuracy=i / 2, at_ns=i) for i in range(3)], wanted=0.9
+    )
     return Results(
-        scenario=Scenario(slowness=(1.0, 1.0), rates=()),
+        scenario=scenario,
+        comparison=Comparison(scenario=scenario, elastic=compared, ring=compared),
         counted=Counted(
             applied=4, dropped=1, lost=0, tau_max=2, delay_max=2, delay_p50=0, plans=4, mean_plan_ms=0.5, shares=shares
         ),
