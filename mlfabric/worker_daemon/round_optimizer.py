@@ -65,7 +65,8 @@ class RoundOptimizer(TakenOver):
     Args:
         optimizer: steps the model; any of torch's that needs no closure.
         model: what is trained.
-        passes_late: a gradient that has missed a round is kept for the next step (``partial``).
+        passes_late: a gradient that has missed a round is kept for the next step, so it is not offered while it grows
+            (``partial``).
         overlap: gradients leave while backward makes the others.
         measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
         start: joins the fabric: is given the inbox, returns the daemon.
