@@ -45,8 +45,7 @@ class Scenario:
         least_accuracy: what the final model must reach.
         most_difference: how far it may be below the single process.
         compared_pace_s: ``pace_s`` in the comparison: about as long as the model takes over the narrowest link.
-        compared_lr: constant learning rate of elastic rounds and of the ring in the comparison; for both the best of
-            0.05, 0.1 and 0.2 with this momentum.
+        compared_lr: constant learning rate of elastic rounds and of the ring in the comparison.
         compared_accuracy: on the test set; how long each of the two needs to reach it is compared.
         compared_longest_s: each of the two is given up after this many seconds.
     """

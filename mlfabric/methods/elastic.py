@@ -1,18 +1,15 @@
 """Elastic rounds: whoever is ready makes a round; who is overdue is not waited for (design, section 3). Pure.
 
-Workers of one round begin to compute at the same moment, so most are ready at about the same time. Who takes longer
-than is worth waiting for (``patience.py``) is overdue: the round begins without its gradient, which joins the next one
-with a delay of one round.
-
-A round waits for all other workers, also for one that has just begun. Otherwise two halves would take turns: while the
-links carry the gradients of one, the other computes, and every gradient comes a round late. Steps whose times vary by a
-tenth are enough to begin that.
+Workers of one round begin to compute at the same moment, so most are ready at about the same time. A worker that takes
+longer than is worth waiting for (``patience.py``) is overdue: the round begins without its gradient, which joins the
+next one with a delay of one round.
 """
 
 from __future__ import annotations
 
 import math
 
+from mlfabric.methods.patience import best_ns
 from mlfabric.methods.round_rule import Late, Readiness
 from mlfabric.model.specs import ModelSpec, RoundOptions
 
@@ -37,18 +34,18 @@ class Elastic:
         self.chooses = options.members == "chosen"
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
-        """Wait for those that are not overdue, and until enough are ready."""
+        """Wait until enough are ready, and for more while that is worth it."""
         if not who.computing_ns:
             return now_ns
         if who.usual_ns is None or self._at_least == 1:
             return None
         usual_ns = max(_LEAST_USUAL_NS, who.usual_ns)
-        patience_ns = _LOST * usual_ns if who.patience_ns is None else who.patience_ns
         lost_ns = [since_ns + _LOST * usual_ns for since_ns in who.computing_ns.values()]
         counted = len(who.ready_ns) + sum(lost > now_ns for lost in lost_ns)
         if len(who.ready_ns) < math.ceil(self._at_least * counted):
             return min(lost for lost in lost_ns if lost > now_ns)
-        return max(now_ns, max(who.computing_ns.values()) + patience_ns)
+        begins_ns = best_ns(who, now_ns)
+        return max(now_ns, *lost_ns) if begins_ns is None else begins_ns
 
     def late(self, delay: int, gradients: int) -> Late:
         """Let it join while its delay is within the bound."""

@@ -6,26 +6,19 @@ misses a round is added to its worker's next one, and its worker goes on at once
 worker with ``MOST_KEPT`` gradients waits for the next round: so none runs ahead, and none is late for ever because it
 computes while others are ready. After ``full_every`` rounds one waits for all workers.
 
-With ``auto`` a round begins when waiting for more would let fewer workers be in rounds per second: a round with n
-workers that begins t after the last one was settled, and takes tau, gives n / (t + tau). When others will be ready,
-their last steps tell.
+With ``auto`` a round begins when waiting for more would let fewer workers be in rounds per second (``patience.py``).
 """
 
 from __future__ import annotations
 
 from random import Random
 
+from mlfabric.methods.patience import best_ns
 from mlfabric.methods.round_rule import Late, Readiness
 from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.model.specs import ModelSpec, RoundOptions
 
-__all__ = ["Partial", "best_ns", "initiator"]
-
-_LONGER = 1.1
-"""A step may take so many times as long as one of its worker's last ones: else a round would often begin just before
-the last of workers that are about equally fast."""
-_STEPS = 512
-"""So many steps are looked at when it is judged when a round is to begin, and at least one of each worker."""
+__all__ = ["Partial", "initiator"]
 
 
 class Partial:
@@ -66,25 +59,3 @@ class Partial:
 def initiator(model: str, who: Readiness) -> str:
     """Return the worker whose gradient lets a round of the majority begin: drawn anew for each version."""
     return Random(f"{model}/{who.version}").choice(who.workers)
-
-
-def best_ns(who: Readiness, now_ns: int) -> int | None:
-    """Return when a round is to begin for the most workers to be in rounds per second, if nobody is ready before.
-
-    A worker that has computed for longer than any of its last steps took is not waited for. None, to wait for all,
-    while a worker's steps, or how long a round takes, are unknown.
-    """
-    if who.round_ns is None or any(not who.recent_ns.get(worker) for worker in who.computing_ns):
-        return None
-    last, coming = max(1, _STEPS // len(who.computing_ns)), list[tuple[int, float]]()
-    for worker, since_ns in who.computing_ns.items():
-        ready_ns = [since_ns + round(_LONGER * took_ns) for took_ns in list(who.recent_ns[worker])[-last:]]
-        later_ns = [at_ns for at_ns in ready_ns if at_ns > now_ns]
-        coming += [(at_ns, 1 / len(later_ns)) for at_ns in later_ns]
-    ready, from_ns = float(len(who.ready_ns)), who.settled_ns - who.round_ns
-    best, begins_ns = ready / max(1, now_ns - from_ns), now_ns
-    for at_ns, share in sorted(coming):
-        ready += share
-        if ready / (at_ns - from_ns) > best:
-            best, begins_ns = ready / (at_ns - from_ns), at_ns
-    return begins_ns

@@ -1,31 +1,42 @@
-"""For how long a round waits for workers that still compute (design, section 3). Pure."""
+"""When a round is to begin while some workers still compute (design, section 3). Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from mlfabric.methods.round_rule import Readiness
 
-__all__ = ["worth_waiting_ns"]
+__all__ = ["best_ns"]
 
 _MARGIN = 0.05
 _LEAST_MARGIN_NS = 5_000_000
-"""The scheduler hears of equally long steps at times that differ by so much: threads and messages take some."""
+"""A step may take so much longer than one of its worker's last ones: else a round would often begin just before the
+last of workers that are about equally fast. Threads and messages take some ms, too."""
+_STEPS = 512
+"""So many steps are looked at, and at least one of each worker."""
 
 
-def worth_waiting_ns(took_ns: Collection[int], round_ns: int) -> int:
-    """Return how long after it began to compute a worker is worth waiting for.
+def best_ns(who: Readiness, now_ns: int) -> int | None:
+    """Return when a round is to begin for the most workers to be in rounds per second, if nobody is ready before.
 
-    Who waits longer has more gradients in each round, and fewer rounds. If a share F(t) of steps takes t at most, and
-    a round takes r once it has begun, then waiting until t makes F(t) / (t + r) gradients a second; the best t is
-    returned, the longest of equals. So where rounds are long slow steps are waited for, and where they are short not.
+    A round with n workers that begins t after the last one was settled, and takes r, gives n / (t + r). When others
+    will be ready, their last steps tell; of who has made none yet, those of all. So where rounds take long, slow steps
+    are waited for. A worker that has computed for longer than any of these steps took is not.
 
-    Args:
-        took_ns: of recent steps of all workers, one at least.
-        round_ns: what a round takes from its beginning on.
+    Returns:
+        None, to wait for all, while it is not known how long steps or rounds take, or if everybody is to be in it.
     """
-    best, best_ns = 0.0, 0
-    for number, one_ns in enumerate(sorted(took_ns), start=1):
-        until_ns = one_ns + max(_LEAST_MARGIN_NS, round(_MARGIN * one_ns))
-        gained = number / (until_ns + round_ns)
-        if gained >= best:
-            best, best_ns = gained, until_ns
-    return best_ns
+    everybodys = [took_ns for of in who.recent_ns.values() for took_ns in of]
+    if who.round_ns is None or not everybodys:
+        return None
+    last, coming = max(1, _STEPS // max(1, len(who.computing_ns))), list[tuple[int, float]]()
+    for worker, since_ns in who.computing_ns.items():
+        recent_ns = list(who.recent_ns.get(worker, ()) or everybodys)[-last:]
+        ready_ns = [since_ns + one_ns + max(_LEAST_MARGIN_NS, round(_MARGIN * one_ns)) for one_ns in recent_ns]
+        later_ns = [at_ns for at_ns in ready_ns if at_ns > now_ns]
+        coming += [(at_ns, 1 / len(later_ns)) for at_ns in later_ns]
+    ready, from_ns = float(len(who.ready_ns)), who.settled_ns - who.round_ns
+    best, begins_ns = ready / max(1, now_ns - from_ns), now_ns
+    for at_ns, share in sorted(coming):
+        ready += share
+        if ready / (at_ns - from_ns) > best:
+            best, begins_ns = ready / (at_ns - from_ns), at_ns
+    return begins_ns

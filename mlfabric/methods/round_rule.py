@@ -30,18 +30,16 @@ class Readiness:
         ready_ns: since when each of those has had it.
         computing_ns: since when each of the others has been computing.
         usual_ns: how long workers usually compute; None if that is unknown.
-        patience_ns: how long one may compute and is still worth waiting for; None before the first round.
         version: that the round is to make, from 1.
         since_full: how many rounds were made since one with everybody.
         recent_ns: how long each worker's last steps took, as far as that is known.
         settled_ns: when the last round was settled.
-        round_ns: how long a round usually takes; None if that is unknown.
+        round_ns: how long a round usually takes; None if that is unknown, or everybody is to be in this one.
     """
 
     ready_ns: Mapping[str, int]
     computing_ns: Mapping[str, int]
     usual_ns: int | None
-    patience_ns: int | None
     version: int
     since_full: int
     recent_ns: Mapping[str, Sequence[int]] = field(default_factory=dict)

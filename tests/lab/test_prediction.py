@@ -107,7 +107,7 @@ SKEWS = {
 def test_the_quorum_that_is_chosen_is_at_most_5_percent_worse_than_the_best_fixed_one(skew: str) -> None:
     found = {
         quorum: timely_per_s(play_rounds(replace(SKEWS[skew], rounds=RoundOptions(quorum=quorum))))
-        for quorum in ("auto", *"12345", "full", "majority")
+        for quorum in ("auto", *"135", "full")
     }
     assert found["auto"] >= 0.95 * max(found.values()), found
 

@@ -9,7 +9,6 @@ from statistics import fmean
 import pytest
 
 from mlfabric.methods import Readiness, round_rule_of
-from mlfabric.methods.patience import worth_waiting_ns
 from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, TensorSpec
 
 SPEC = ModelSpec(
@@ -28,22 +27,25 @@ def sizes_of_rounds(*, varies_by: float, round_ns: int) -> list[int]:
     began = {rank: 60 * MS * (rank % 2) for rank in range(WORKERS)}
     ready = {rank: at + _step_ns(drawn, varies_by) for rank, at in began.items()}
     now_ns, sizes = 0, list[int]()
-    took_ns = deque([100 * MS], maxlen=200)
+    recent_ns = {str(rank): deque([100 * MS], maxlen=8) for rank in range(WORKERS)}
+    settled_ns = 0
     while len(sizes) < ROUNDS:
         who = Readiness(
             ready_ns={str(rank): at for rank, at in ready.items() if at <= now_ns},
             computing_ns={str(rank): began[rank] for rank, at in ready.items() if at > now_ns},
             usual_ns=100 * MS,
-            patience_ns=worth_waiting_ns(took_ns, round_ns),
             version=1 + len(sizes),
             since_full=0,
+            recent_ns=recent_ns,
+            settled_ns=settled_ns,
+            round_ns=round_ns,
         )
         begins_ns = rule.begins_ns(who, now_ns) if who.ready_ns else None
         if begins_ns == now_ns:
-            now_ns += round_ns
+            settled_ns = now_ns = now_ns + round_ns
             sizes.append(len(who.ready_ns))
             for name, ready_ns in who.ready_ns.items():
-                took_ns.append(ready_ns - began[int(name)])
+                recent_ns[name].append(ready_ns - began[int(name)])
                 began[int(name)], ready[int(name)] = now_ns, now_ns + _step_ns(drawn, varies_by)
         else:
             soon = [at for at in (begins_ns, *ready.values()) if at is not None and at > now_ns]

@@ -15,7 +15,7 @@ from mlfabric.model.specs import Layout, Method, ModelSpec, RoundOptions, Tensor
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 MS = 1_000_000
-USUAL_NS, PATIENCE_NS = 100 * MS, 125 * MS
+USUAL_NS = 100 * MS
 
 
 def rule(method: Method, **options: Any):
@@ -28,10 +28,15 @@ def who(ready: int, computing_ns: tuple[int, ...] = (), usual_ns: int | None = U
         ready_ns={f"r{i}": 0 for i in range(ready)},
         computing_ns={f"c{i}": since_ns for i, since_ns in enumerate(computing_ns)},
         usual_ns=usual_ns,
-        patience_ns=PATIENCE_NS,
         version=fields.get("version", 1),
         since_full=fields.get("since_full", 0),
     )
+
+
+def known(ready: int, computing_ns: tuple[int, ...], *took_ms: tuple[int, ...], **fields: Any) -> Readiness:
+    """Return workers of which a round takes 50 ms, and those that compute once took so long for a step."""
+    steps = {"recent_ns": {f"c{i}": [ms * MS for ms in each] for i, each in enumerate(took_ms)}, "round_ns": 50 * MS}
+    return replace(who(ready, computing_ns), **{**steps, **fields})
 
 
 def test_everybody_waits_for_everybody() -> None:
@@ -41,19 +46,21 @@ def test_everybody_waits_for_everybody() -> None:
     assert together.late(1, 1) is Late.IS_DROPPED
 
 
-def test_elastic_waits_for_a_worker_until_that_is_overdue_however_lately_it_has_begun() -> None:
+def test_elastic_waits_for_a_worker_while_that_brings_more_gradients_a_second() -> None:
     elastic = rule(Method.ELASTIC)
-    assert elastic.begins_ns(who(3, (0,)), 100 * MS) == 125 * MS
-    assert elastic.begins_ns(who(3, (0, 90 * MS)), 100 * MS) == 215 * MS
-    assert elastic.begins_ns(who(3, (0,)), 126 * MS) == 126 * MS
+    assert elastic.begins_ns(known(3, (0,), (100,)), 100 * MS) == 105 * MS
+    assert elastic.begins_ns(known(3, (0,), (100,)), 106 * MS) == 106 * MS
+    lately = known(3, (0, 90 * MS), (100,), (100,))
+    assert elastic.begins_ns(lately, 100 * MS) == 105 * MS
+    assert elastic.begins_ns(replace(lately, round_ns=900 * MS), 100 * MS) == 195 * MS
 
 
 def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:
     elastic = rule(Method.ELASTIC, at_least=0.75)
     assert elastic.begins_ns(who(2, (0, 0)), 200 * MS) == 1000 * MS
-    assert elastic.begins_ns(who(3, (0,)), 200 * MS) == 200 * MS
+    assert elastic.begins_ns(known(3, (0,), (100,)), 200 * MS) == 200 * MS
     assert elastic.begins_ns(who(3, (0,), usual_ns=None), 200 * MS) is None
-    assert elastic.begins_ns(replace(who(3, (0,)), patience_ns=None), 200 * MS) == 1000 * MS
+    assert elastic.begins_ns(known(3, (0,), (100,), round_ns=None), 200 * MS) == 1000 * MS
     assert rule(Method.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
 
 
@@ -83,41 +90,35 @@ def test_a_late_gradient_is_kept_for_its_workers_next_one_unless_too_many_are_ke
     assert partial.late(9, MOST_KEPT) is Late.JOINS
 
 
-def auto(ready: int, computing_ns: tuple[int, ...], *took_ms: tuple[int, ...], **fields: Any) -> Readiness:
-    """Return workers of which a round takes 50 ms, and those that compute once took so long for a step."""
-    known = {"recent_ns": {f"c{i}": [ms * MS for ms in each] for i, each in enumerate(took_ms)}, "round_ns": 50 * MS}
-    return replace(who(ready, computing_ns), **{**known, **fields})
-
-
 def test_auto_waits_while_that_lets_more_workers_be_in_rounds_per_second() -> None:
     rounds = rule(Method.PARTIAL, quorum="auto")
-    soon, late = auto(3, (0,), (100,)), auto(3, (0,), (400,))
-    assert rounds.begins_ns(soon, 100 * MS) == 110 * MS
+    soon, late = known(3, (0,), (100,)), known(3, (0,), (400,))
+    assert rounds.begins_ns(soon, 100 * MS) == 105 * MS
     assert rounds.begins_ns(late, 100 * MS) == 100 * MS
-    assert rounds.begins_ns(auto(3, (0, 0), (100,), (400,)), 100 * MS) == 110 * MS
-    assert rounds.begins_ns(auto(3, (0,) * 12, *((400,),) * 12), 100 * MS) == 440 * MS
-    assert rounds.begins_ns(auto(3, (0,), (100, 100, 100, 400)), 100 * MS) == 110 * MS
-    assert rounds.begins_ns(auto(9, (90 * MS,), (100,)), 100 * MS) == 100 * MS
+    assert rounds.begins_ns(known(3, (0, 0), (100,), (400,)), 100 * MS) == 105 * MS
+    assert rounds.begins_ns(known(3, (0,) * 12, *((400,),) * 12), 100 * MS) == 420 * MS
+    assert rounds.begins_ns(known(3, (0,), (100, 100, 100, 400)), 100 * MS) == 105 * MS
+    assert rounds.begins_ns(known(9, (90 * MS,), (100,)), 100 * MS) == 100 * MS
 
 
 def test_auto_waits_longer_where_rounds_take_longer() -> None:
     rounds = rule(Method.PARTIAL, quorum="auto")
-    assert rounds.begins_ns(auto(3, (0,), (200,)), 100 * MS) == 100 * MS
-    assert rounds.begins_ns(auto(3, (0,), (200,), round_ns=900 * MS), 100 * MS) == 220 * MS
+    assert rounds.begins_ns(known(3, (0,), (200,)), 100 * MS) == 100 * MS
+    assert rounds.begins_ns(known(3, (0,), (200,), round_ns=900 * MS), 100 * MS) == 210 * MS
 
 
 def test_auto_does_not_wait_for_a_step_that_takes_longer_than_ever_and_at_first_waits_for_all() -> None:
     rounds = rule(Method.PARTIAL, quorum="auto", full_every=4)
-    assert rounds.begins_ns(auto(3, (0,), (100,)), 111 * MS) == 111 * MS
-    assert rounds.begins_ns(auto(3, (0, 0), (100,)), 200 * MS) is None
-    assert rounds.begins_ns(auto(3, (0,), (100,), round_ns=None), 200 * MS) is None
-    assert rounds.begins_ns(auto(3, (0,), (100,), since_full=4), 200 * MS) is None
-    assert rounds.begins_ns(auto(3, ()), 7) == 7
+    assert rounds.begins_ns(known(3, (0,), (100,)), 111 * MS) == 111 * MS
+    assert rounds.begins_ns(known(3, (0, 0)), 200 * MS) is None
+    assert rounds.begins_ns(known(3, (0,), (100,), round_ns=None), 200 * MS) is None
+    assert rounds.begins_ns(known(3, (0,), (100,), since_full=4), 200 * MS) is None
+    assert rounds.begins_ns(known(3, ()), 7) == 7
 
 
 def test_auto_looks_at_one_step_of_each_worker_at_least() -> None:
-    many = auto(600, (0,) * 600, *((900, 100),) * 600)
-    assert rule(Method.PARTIAL, quorum="auto").begins_ns(many, 100 * MS) == 110 * MS
+    many = known(600, (0,) * 600, *((900, 100),) * 600)
+    assert rule(Method.PARTIAL, quorum="auto").begins_ns(many, 100 * MS) == 105 * MS
 
 
 def test_after_so_many_partial_rounds_one_waits_for_all() -> None:
@@ -139,7 +140,6 @@ def test_the_worker_that_lets_a_round_of_the_majority_begin_is_drawn_evenly() ->
                 ready_ns=ready,
                 computing_ns=computing,
                 usual_ns=None,
-                patience_ns=None,
                 version=version,
                 since_full=0,
             )

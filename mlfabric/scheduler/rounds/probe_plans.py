@@ -32,8 +32,9 @@ _LEAST_WORKERS = 4
 _SHARE = 5
 """A probe has this part of the tensor at most."""
 _LEAST_BYTES = 16 * 1024
-_LEAST_NS = 4_000_000
-"""How long a probe takes at the full rate at least: what is over sooner cannot be timed."""
+_LEAST_NS = 12_000_000
+"""How long a probe takes at the full rate at least. Processes that compute meanwhile send and read some ms late: with
+what is over sooner they would time themselves, and take fast links for slow ones."""
 _ROOM = 2
 """How many times as long as probes take at the full rate workers must compute."""
 _SLOT_SHARE = 0.9

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from mlfabric.methods import Readiness
-from mlfabric.methods.patience import worth_waiting_ns
 from mlfabric.protocol import ReduceRequested, RoundId
 
 __all__ = ["Standing", "Standings"]
@@ -81,17 +80,11 @@ class Standings:
     def __init__(self) -> None:
         self.of: dict[str, Standing] = {}
         self._took_ns: deque[int] = deque(maxlen=_REMEMBERED)
-        self._patience_ns: int | None = None
 
     @property
     def usual_ns(self) -> int | None:
         """How long workers usually compute; None if that is unknown."""
         return round(median(self._took_ns)) if self._took_ns else None
-
-    def settled(self, round_ns: int) -> None:
-        """Note what rounds take, from their beginning on."""
-        if self._took_ns:
-            self._patience_ns = worth_waiting_ns(self._took_ns, round_ns)
 
     def offered(self, standing: Standing, offer: ReduceRequested, now_ns: int) -> None:
         """Note that a worker has a gradient now."""
@@ -136,12 +129,11 @@ class Standings:
             ready_ns={worker: self.of[worker].since_ns for worker in heads},
             computing_ns={worker: since_ns for worker, since_ns in computing.items() if worker not in heads},
             usual_ns=self.usual_ns,
-            patience_ns=self._patience_ns,
             version=version,
             since_full=since_full,
             recent_ns={worker: self.of[worker].took_ns for worker in computing},
             settled_ns=settled_ns,
-            round_ns=round_ns,
+            round_ns=None if everybody else round_ns,
         )
 
     def receivers(self) -> list[str]:

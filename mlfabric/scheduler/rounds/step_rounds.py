@@ -315,7 +315,6 @@ class StepRounds:
 
     def _settle(self, now_ns: int) -> Iterator[Instruction]:
         running = self._carrier.settle(now_ns)
-        self._standings.settled(self._carrier.usual_ns or 0)
         version, reached = running.version, frozenset(running.parts)
         self.done, self.workers = self.done + 1, len(running.members)
         self._since_full = self._since_full + 1 if running.receivers else 0
