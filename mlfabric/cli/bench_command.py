@@ -124,7 +124,7 @@ def demo(
     ] = Path("demo-report"),
     seed: Annotated[int, typer.Option(envvar="MLFABRIC_SEED", help="Of data, weights and stragglers.")] = 0,
 ) -> None:
-    """Train a real model through a fabric with stragglers, then compare elastic rounds with a plain ring."""
+    """Train with stragglers; compare elastic rounds with a ring."""
     try:
         module = import_module("mlfabric.demo")
     except ModuleNotFoundError as error:
