@@ -8,7 +8,7 @@ import pytest
 
 from mlfabric.model.specs import Method
 from mlfabric.planning import Shape
-from mlfabric.protocol import Instruction, Probe, Reduce, RoundArrived, RoundId, RoundsHeld
+from mlfabric.protocol import CancelReduce, Instruction, Probe, Reduce, RoundArrived, RoundId, RoundsHeld
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 
 from .stage import SPEC, Stage, of
@@ -86,3 +86,27 @@ def test_while_stripes_are_not_trusted_links_are_probed_all_the_same(team) -> No
     assert running.shape is Shape.RING
     assert sorted(one.to for one in of(Probe, team.end())) == list(NAMES)
     assert not carrier.trusts_stripes
+
+
+def test_a_round_that_takes_much_longer_than_it_was_to_is_begun_anew_once_links_were_probed(team) -> None:
+    assert of(Reduce, team.begin(NAMES))
+    running, carrier = team.rounds._running, team.rounds._carrier
+    assert running is not None
+    patience_ns = carrier.slow_ns() - running.since_ns
+    assert patience_ns >= 1.5 * running.planned_ns > 0
+    team.now_ns = running.since_ns + patience_ns - 1
+    assert team.tick() == []
+    team.now_ns += 1
+    told = team.tick()
+    assert sorted(one.to for one in of(CancelReduce, told)) == list(NAMES)
+    assert sorted(one.to for one in of(Probe, told)) == list(NAMES)
+    assert of(Reduce, told) == []
+    team.wait(PAUSE_MS)
+    assert sorted(one.to for one in of(Reduce, team.tick())) == list(NAMES)
+    again = team.rounds._running
+    assert again is not None
+    assert again.version == running.version
+    assert carrier.slow_ns() - again.since_ns >= 2 * patience_ns
+    team.end()
+    assert of(Reduce, team.begin(NAMES))
+    assert carrier.slow_ns() - team.rounds._running.since_ns < 2 * patience_ns

@@ -91,6 +91,10 @@ class Probing:
         self._found: dict[tuple[str, str], int] = {}
         self._calm = self._skipped = 0
 
+    def expect_news(self) -> None:
+        """Probe at the next opportunity."""
+        self._calm = 0
+
     def begin(
         self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int | None, best_bps: int
     ) -> Probings | None:

@@ -28,6 +28,9 @@ OVERDUE_TIMES = 2
 LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
 """A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
 after so long. Each attempt that fails doubles that."""
+SLOW_TIMES, LEAST_SLOW_NS = 1.5, 300_000_000
+"""A round is begun anew if it takes so many times as long as it was to take, and as rounds usually do, and at least so
+long: links must have changed. Each time doubles that until a round is settled."""
 _REMEMBERED = 8
 
 
@@ -58,6 +61,8 @@ class RoundCarrier:
         """What the last rounds took, ns for each byte."""
         self.settled_ns = 0
         self.usual_ns: int | None = None
+        self._slow = 0
+        """How often the round was begun anew as it was slow."""
 
     @property
     def probes(self) -> ProbeCount:
@@ -127,6 +132,7 @@ class RoundCarrier:
             shape=shaped.shape,
             without_stripes=shaped.without_stripes,
             since_ns=now_ns,
+            planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=0),
             version=version,
         )
         return self.running
@@ -157,7 +163,7 @@ class RoundCarrier:
         self.usual_ns = round(median(self._took) * max(1, running.size_bytes))
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
-        self.breaks = 0
+        self.breaks = self._slow = 0
         return running
 
     def probe(self, running: RunningRound, workers: Iterable[str]) -> Iterator[Probe]:
@@ -213,6 +219,25 @@ class RoundCarrier:
             self.breaks += 1
         than = f"{OVERDUE_TIMES} times as long as other shapes do" if is_beaten else "so it counts as lost"
         yield from self.void(f"it has taken {took_ns / 1e9:.1f} s, {than}")
+
+    def slow_ns(self) -> int | None:
+        """Return when the round is begun anew, as it takes much longer than it was to; None if that is not known."""
+        running, usual_ns = self.running, self.usual_ns
+        if running is None or running.shape is Shape.DIRECT or usual_ns is None or self.rhythm.pause_ns is None:
+            return None
+        times_ns = round(SLOW_TIMES * max(running.planned_ns, usual_ns))
+        return running.since_ns + (max(LEAST_SLOW_NS, times_ns) << min(self._slow, MOST_BREAKS))
+
+    def begin_anew(self, now_ns: int) -> Iterator[Instruction]:
+        """Void a slow round, and have links probed before the next attempt is planned."""
+        running = self.running
+        assert running is not None, "nothing is to be begun anew"
+        self._slow += 1
+        took_s, planned_s = (now_ns - running.since_ns) / 1e9, running.planned_ns / 1e9
+        yield from self.void(f"it has taken {took_s:.1f} s and was to take {planned_s:.1f} s: links must have changed")
+        self._probing.expect_news()
+        yield from self.probe(running, running.parts)
+        self.not_before_ns = now_ns + (self.rhythm.pause_ns or 0)
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
         return {worker: self._context.host(worker) for worker in running.parts}

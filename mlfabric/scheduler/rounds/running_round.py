@@ -32,6 +32,7 @@ class RunningRound:
     shape: Shape = Shape.DIRECT
     without_stripes: bool = False
     since_ns: int = 0
+    planned_ns: int = 0
     arrived: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
     receivers: frozenset[str] = frozenset()

@@ -238,7 +238,7 @@ class StepRounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ""
-            return self._carrier.overdue_ns()
+            return min(filter(None, (self._carrier.overdue_ns(), self._carrier.slow_ns())), default=None)
         if waits_for := self._states.waits_for:
             self.waits_for = waits_for
             return self._states.due_ns()
@@ -273,10 +273,14 @@ class StepRounds:
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round, if it is time, and tell everyone its part; give up one that is overdue."""
         if self._running is not None:
-            overdue_ns = self._carrier.overdue_ns()
-            if overdue_ns is None or now_ns < overdue_ns:
+            overdue_ns, slow_ns = self._carrier.overdue_ns(), self._carrier.slow_ns()
+            if overdue_ns is not None and now_ns >= overdue_ns:
+                yield from self._carrier.give_up(now_ns)
+            elif slow_ns is not None and now_ns >= slow_ns:
+                yield from self._carrier.begin_anew(now_ns)
+                yield from self._choose(now_ns)
+            else:
                 return
-            yield from self._carrier.give_up(now_ns)
         elif not self._states.is_formed:
             yield from self._states.form(now_ns)
             yield from self._judge_all(now_ns)
