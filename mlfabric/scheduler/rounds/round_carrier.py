@@ -29,8 +29,8 @@ LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
 """A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
 after so long. Each attempt that fails doubles that."""
 SLOW_TIMES, LEAST_SLOW_NS = 1.5, 300_000_000
-"""A round is begun anew if it takes so many times as long as it was to take, and as rounds usually do, and at least so
-long: links must have changed. Each time doubles that until a round is settled."""
+"""A round is begun anew if it takes so many times as long as it was to take, and as the fastest of the last ones took,
+and at least so long: links must have changed. Each time doubles that until a round is settled."""
 _REMEMBERED = 8
 
 
@@ -222,10 +222,10 @@ class RoundCarrier:
 
     def slow_ns(self) -> int | None:
         """Return when the round is begun anew, as it takes much longer than it was to; None if that is not known."""
-        running, usual_ns = self.running, self.usual_ns
-        if running is None or running.shape is Shape.DIRECT or usual_ns is None or self.rhythm.pause_ns is None:
+        running = self.running
+        if running is None or running.shape is Shape.DIRECT or not self._took or self.rhythm.pause_ns is None:
             return None
-        times_ns = round(SLOW_TIMES * max(running.planned_ns, usual_ns))
+        times_ns = round(SLOW_TIMES * max(running.planned_ns, min(self._took) * running.size_bytes))
         return running.since_ns + (max(LEAST_SLOW_NS, times_ns) << min(self._slow, MOST_BREAKS))
 
     def begin_anew(self, now_ns: int) -> Iterator[Instruction]:
