@@ -21,7 +21,7 @@ class RunningRound:
 
     Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
-    model which the result makes, in rounds without a server.
+    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take.
     """
 
     id: RoundId
