@@ -207,7 +207,7 @@ STEP_BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
     steps_settled_before_all_have_it: (5, 15, 19, 28),
     state_before_it_is_applied: (6, 9, 23, 24),
     kept_gradient_joins_too: (0, 6, 7, 9),
-    outcome_of_the_former_scheduler_forgotten: (167, 222),
+    outcome_of_the_former_scheduler_forgotten: (459, 509, 837),
     gradient_sent_before_it_is_made: (6, 7, 13, 15),
     withdrawn_gradient_is_carried_on: (6, 7, 13, 15),
 }

@@ -16,8 +16,10 @@ from mlfabric.protocol import (
     Reduce,
     ReduceSettled,
     RoundArrived,
+    RoundBroken,
     RoundId,
     RoundsHeld,
+    StateArrived,
 )
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 
@@ -142,3 +144,16 @@ def test_a_late_worker_of_an_elastic_round_waits_for_the_next_one() -> None:
     team.wait(10_000)
     assert of(Reduce, team.tick())
     assert team.ask(asks("c", computed_from=4)) == []
+
+
+def test_who_fetches_what_the_first_round_makes_does_not_hold_up_another_attempt() -> None:
+    team, fresh = Team("a", "b", "c"), RoundsHeld(version=0, applied=0, has_state=False, together=2)
+    told = team.says("a", rounds=fresh) + team.says("b", rounds=fresh)
+    (fetch,) = of(FetchState, told)
+    began = StateArrived(worker=fetch.to, model="net", version=fetch.version, round=fetch.round, is_loan=False)
+    told = team.ask_all(began, *(asks(worker, computed_from=fetch.version) for worker in "ab")) + team.tick()
+    first = {one.round for one in of(Reduce, told)}
+    assert [one.version for one in of(FetchState, team.says("c", rounds=fresh))] == [fetch.version + 1]
+    team.ask(RoundBroken(worker="a", model="net", round=first.pop(), detail="the connection broke"))
+    team.wait(100)
+    assert {one.to for one in of(Reduce, team.tick())} == {"a", "b", "c"}

@@ -90,9 +90,13 @@ class ModelStates:
         return ", ".join(self._beginners())
 
     def _beginners(self) -> list[str]:
-        """Return who fetches a model that no round was made of: all begin together."""
-        is_new = self._began is not None and self.settled == self._began
-        return sorted(worker for worker, one in self.standings.of.items() if is_new and one.fetches_from)
+        """Return who fetches a model that no round was made of: all begin together.
+
+        Whoever fetches what the first round was to make gets that from a later attempt.
+        """
+        began, of = self._began, self.standings.of
+        is_new = began is not None and self.settled == began
+        return sorted(worker for worker, one in of.items() if is_new and one.fetches_from and one.fetches == began)
 
     def due_ns(self) -> int | None:
         """Return when to go on though something is waited for; None to wait on, as for workers that begin together."""
