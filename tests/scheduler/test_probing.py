@@ -197,6 +197,29 @@ def test_how_long_probes_take_is_told_by_what_the_fastest_link_has_carried(compu
     assert {probe.size_bytes for probe in faster} == {PROBE_BYTES}
 
 
+@pytest.mark.parametrize(("heard", "rate"), [(4, SLOW), (3, GIGABIT)])
+def test_of_which_nothing_is_heard_counts_as_the_slowest_of_the_others_if_some_are(computing, heard, rate) -> None:
+    probes = computing.round()
+    (other,) = pairs(probes)["a"][:1]
+    ways = [(probe.to, peer.worker) for probe in probes for peer in probe.sources]
+    ways.sort(key=lambda way: (other not in way, "a" in way))
+    for n, (worker, source) in enumerate(ways[:heard]):
+        computing.show(worker, source, probes[0].round, SLOW if n == 0 else GIGABIT)
+    computing.compute()
+    unheard = {link for worker, source in ways[heard:] for link in (up_link(f"h-{source}"), down_link(f"h-{worker}"))}
+    unheard -= {link for worker, source in ways[:heard] for link in (up_link(f"h-{source}"), down_link(f"h-{worker}"))}
+    assert unheard
+    assert {computing.carries(link) for link in unheard} == {rate}
+
+
+def test_a_probe_shows_no_link_to_be_slower_than_a_sixteenth_of_the_fastest(computing) -> None:
+    for probe in computing.round():
+        for peer in probe.sources:
+            computing.show(probe.to, peer.worker, probe.round, 1 if peer.worker == "c" else GIGABIT)
+    computing.compute()
+    assert computing.carries(up_link("h-c")) == GIGABIT // 16
+
+
 @pytest.mark.parametrize("comes", ["after the next round", "while that goes on"])
 def test_probes_that_come_too_late_show_nothing(computing, comes) -> None:
     probes = computing.round()

@@ -8,10 +8,10 @@ import pytest
 
 from mlfabric.model.specs import Method
 from mlfabric.planning import Shape
-from mlfabric.protocol import CancelReduce, Instruction, Probe, Reduce, RoundArrived, RoundId, RoundsHeld
+from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, Reduce, RoundArrived, RoundId, RoundsHeld
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 
-from .stage import SPEC, Stage, of
+from .stage import GIGABIT, SPEC, Stage, of
 from .test_probing import PAUSE_MS
 from .test_rounds import BIG, asks
 
@@ -19,6 +19,8 @@ JOB = replace(SPEC, method=Method.ELASTIC, tau_max=None)
 NAMES = "abcdef"
 HELD = RoundsHeld(version=4, applied=4, has_state=True, settled=RoundId(1, 4), together=len(NAMES))
 OVERDUE_MS = 0.3 * PAUSE_MS
+FIRST_PAUSE_MS = BIG * 8 / GIGABIT * 1000
+"""As long as the tensor takes over a link."""
 
 
 class Team(Stage):
@@ -62,11 +64,33 @@ class Team(Stage):
 def team() -> Team:
     """Workers that have made two rounds, so that it is known for how long links are idle."""
     team = Team()
-    for _ in range(2):
-        assert sorted(one.to for one in of(Reduce, team.begin(NAMES))) == list(NAMES)
-        probes = of(Probe, team.end())
+    first = of(Probe, team.begin(NAMES))
+    assert sorted(one.to for one in first) == list(NAMES)
+    team.wait(FIRST_PAUSE_MS)
+    rounds = [team.tick()]
+    team.end()
+    rounds.append(team.begin(NAMES))
+    probes = of(Probe, team.end())
+    assert [sorted(one.to for one in of(Reduce, told)) for told in rounds] == 2 * [list(NAMES)]
     assert sorted(one.to for one in probes) == list(NAMES)
     return team
+
+
+def test_before_the_first_round_links_are_probed_and_it_is_planned_with_what_that_shows() -> None:
+    team = Team()
+    probes = of(Probe, team.begin(NAMES))
+    for probe in probes:
+        for peer in probe.sources:
+            slow = "c" in (peer.worker, probe.to)
+            bps = GIGABIT // 10 if slow else GIGABIT
+            team.ask(LinkProbed(worker=probe.to, model="net", round=probe.round, source=peer.worker, bps=bps))
+    assert team.rounds._running is None
+    assert team.due_ms() == FIRST_PAUSE_MS - OVERDUE_MS
+    team.wait(FIRST_PAUSE_MS)
+    assert of(Reduce, team.tick())
+    running = team.rounds._running
+    assert running is not None
+    assert not any(part.takers or part.inputs for part in running.parts["c"])
 
 
 def test_who_offers_its_next_gradient_already_is_probed_like_all_others(team) -> None:

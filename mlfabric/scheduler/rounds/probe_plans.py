@@ -7,7 +7,8 @@ came. One that takes longer than its slot is cut off, so all are told before wor
 is as long as it is because of token buckets: what they have saved up goes over a slow link as fast as over any other.
 
 Together they tell which links have changed (``probe_evidence.py``). If a link is taken for too slow, the next probes,
-between other workers, put that right.
+between other workers, put that right. So one of which nothing is heard in time counts as the slowest of the others:
+what tells of it waits in the queue of a slow link. Where hardly any are heard of, that has other causes.
 
 While probes show nothing new they are sent more and more rarely; they are sent again after each round once they do.
 """
@@ -39,7 +40,11 @@ _ROOM = 2
 """How many times as long as probes take at the full rate workers must compute."""
 _SLOT_SHARE = 0.9
 """In which part of the time that workers compute they send their probes, one after the other."""
+_FEW = 4
+"""If less than one part of so many probes is heard of, nothing is made of the others' silence."""
 _MOST_GROWTH = 2
+_LEAST_SHARE = 16
+"""A probe shows at least this part of what the fastest link carries: of less only a packet or two come in a slot."""
 _CALM = 8
 """After so many probings without news there are half as many, and again."""
 _RAREST = 8
@@ -96,15 +101,15 @@ class Probing:
         self._calm = 0
 
     def begin(
-        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int | None, best_bps: int
+        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int, best_bps: int
     ) -> Probings | None:
         """Return which links are to be probed; None if there is no time for that, or it may not help.
 
         Args:
-            after: the round that has just been settled.
+            after: the round that has just been settled; before the first one an id that no round has.
             size_bytes: of its tensor.
             idle: the hosts of its workers that have not asked for the next one.
-            pause_ns: how long links were idle before the last one; None if that is unknown.
+            pause_ns: how long links are expected to be idle.
             best_bps: what the fastest link has carried at best; 0 if that is unknown.
         """
         self._probings, self._found = None, {}
@@ -113,9 +118,9 @@ class Probing:
         if len(hosts) < _LEAST_WORKERS:
             return None
         full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
-        fitting_bytes = (pause_ns or 0) * full_bps // (_ROOM * _TARGETS * 8 * 10**9)
+        fitting_bytes = pause_ns * full_bps // (_ROOM * _TARGETS * 8 * 10**9)
         probe_bytes = min(size_bytes // _SHARE, fitting_bytes)
-        if pause_ns is None or probe_bytes < max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)):
+        if probe_bytes < max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)):
             return None
         self._skipped += 1
         if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):
@@ -148,12 +153,15 @@ class Probing:
         probings, self._probings = self._probings, None
         if probings is None:
             return frozenset()
-        network, hosts = self._network, probings.hosts
-        seen = {(up_link(hosts[a]), down_link(hosts[b])): bps for (a, b), bps in self._found.items()}
+        network, hosts, found = self._network, probings.hosts, self._found
+        if len(found) * _FEW > sum(map(len, probings.targets.values())):
+            slowest_bps = min(found.values())
+            found = {(a, b): found.get((a, b), slowest_bps) for a, targets in probings.targets.items() for b in targets}
+        seen = {(up_link(hosts[a]), down_link(hosts[b])): bps for (a, b), bps in found.items()}
         links = {link for pair in seen for link in pair}
         known = {link: network.rate_bps(link, 0) for link in links}
-        changed = changed_rates(seen, known)
         fastest_bps = max(known.values(), default=0)
+        changed = changed_rates({pair: max(bps, fastest_bps // _LEAST_SHARE) for pair, bps in seen.items()}, known)
         for link, bps in changed.items():
             network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
         self._calm = 0 if changed else self._calm + 1

@@ -21,7 +21,8 @@ class RunningRound:
 
     Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
-    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take.
+    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take, and
+    ``worst_ns`` how long it takes if the link that carries most has become as slow as the slowest.
     """
 
     id: RoundId
@@ -33,6 +34,7 @@ class RunningRound:
     without_stripes: bool = False
     since_ns: int = 0
     planned_ns: int = 0
+    worst_ns: int = 0
     arrived: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
     receivers: frozenset[str] = frozenset()

@@ -292,6 +292,7 @@ class StepRounds:
 
     def _begin(self, now_ns: int) -> Iterator[Instruction]:
         heads = self._heads()
+        size_bytes = next(iter(heads.values())).size_bytes
         if len({(h.size_bytes, h.dtype, len(h.rates)) for h in heads.values()}) > 1:
             for head in heads.values():
                 self._standings.of[head.reduce.worker].computes_from(self.version, now_ns)
@@ -300,6 +301,9 @@ class StepRounds:
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
         receivers = self._standings.receivers()
+        if probes := list(self._carrier.probe_first(size_bytes, [*heads, *receivers], now_ns)):
+            yield from probes
+            return
         shaped = self._carrier.shape(heads, (), receivers, now_ns)
         who = "; ".join(filter(None, (self._standings.who_is_in(heads, now_ns), self._choosing.why)))
         running = self._carrier.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
