@@ -15,6 +15,7 @@ from mlfabric.protocol.round_values import (
     RoundArrived,
     RoundBroken,
     RoundsHeld,
+    RoundSlow,
     StateArrived,
     StateBroken,
 )
@@ -297,6 +298,7 @@ MemberEvent = (
     | ReduceRequested
     | RoundArrived
     | RoundBroken
+    | RoundSlow
     | StateArrived
     | StateBroken
     | LinkProbed

@@ -24,6 +24,7 @@ __all__ = [
     "ReduceSettled",
     "RoundArrived",
     "RoundBroken",
+    "RoundSlow",
     "RoundsHeld",
     "StateArrived",
     "StateBroken",
@@ -45,6 +46,7 @@ class ReduceRequested:
         withdrawn: why it is to be in no round, though it was offered before; "" if it may be.
         square, mean_square: squared l2 norms of the gradient, and of the mean that made version ``computed_from``; 0 if
             that is unknown.
+        grows: it is offered while backward makes it.
     """
 
     reduce: ReduceId
@@ -61,6 +63,7 @@ class ReduceRequested:
     withdrawn: str = ""
     square: float = 0.0
     mean_square: float = 0.0
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +130,14 @@ class RoundBroken(SaidByWorker):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSlow(SaidByWorker):
+    """This attempt goes on much more slowly than planned: at this pace its rest takes ``left_ns``, > 0."""
+
+    round: RoundId
+    left_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProbed(SaidByWorker):
     """A worker was sent a probe: at which rate it came.
 
@@ -187,6 +198,7 @@ class Reduce(Told):
         version: in rounds without a server, which version of the model the result makes.
         updates: how many gradients the sum has.
         rates: the means of the contributions' settings of each parameter group.
+        planned_ns: how long it is to take; 0 if nobody is to watch that.
     """
 
     reduce: ReduceId | None
@@ -198,6 +210,7 @@ class Reduce(Told):
     version: int = 0
     updates: int = 1
     rates: tuple[float, ...] = ()
+    planned_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

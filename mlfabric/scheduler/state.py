@@ -41,6 +41,7 @@ from mlfabric.protocol import (
     ReplicaReported,
     RoundArrived,
     RoundBroken,
+    RoundSlow,
     SamplesDropped,
     SamplesReported,
     SamplesWanted,
@@ -221,6 +222,8 @@ class SchedulerState:
                 self.reductions[event.model].probed(event)
             case RoundBroken() if event.model in self.reductions:
                 yield from self.reductions[event.model].broken(event, now_ns)
+            case RoundSlow() if event.model in self.reductions:
+                yield from self.reductions[event.model].slow(event, now_ns)
             case CommitsReported() if event.model in self.models:
                 yield from self._commits(event)
             case TransferEnded() if event.model in self.models:

@@ -259,6 +259,7 @@ class Event(_message.Message):
     ROUND_BROKEN_FIELD_NUMBER: _builtins.int
     STATE_ARRIVED_FIELD_NUMBER: _builtins.int
     STATE_BROKEN_FIELD_NUMBER: _builtins.int
+    ROUND_SLOW_FIELD_NUMBER: _builtins.int
     REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
@@ -298,6 +299,8 @@ class Event(_message.Message):
     @_builtins.property
     def state_broken(self) -> Global___StateBroken: ...
     @_builtins.property
+    def round_slow(self) -> Global___RoundSlow: ...
+    @_builtins.property
     def replica_reported(self) -> Global___ReplicaReported: ...
     @_builtins.property
     def not_kept(self) -> Global___NotKept: ...
@@ -334,6 +337,7 @@ class Event(_message.Message):
         round_broken: Global___RoundBroken | None = ...,
         state_arrived: Global___StateArrived | None = ...,
         state_broken: Global___StateBroken | None = ...,
+        round_slow: Global___RoundSlow | None = ...,
         replica_reported: Global___ReplicaReported | None = ...,
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
@@ -345,11 +349,11 @@ class Event(_message.Message):
         samples_wanted: Global___SamplesWanted | None = ...,
         model_freed: Global___ModelFreed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "replica_reported", "not_kept", "held_back", "link_probed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "round_slow", "replica_reported", "not_kept", "held_back", "link_probed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -536,6 +540,7 @@ class ReduceRequested(_message.Message):
     WITHDRAWN_FIELD_NUMBER: _builtins.int
     SQUARE_FIELD_NUMBER: _builtins.int
     MEAN_SQUARE_FIELD_NUMBER: _builtins.int
+    GROWS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     dtype: _builtins.str
@@ -551,6 +556,8 @@ class ReduceRequested(_message.Message):
     square: _builtins.float
     """Squared l2 norms of this gradient, and of the last mean that was applied; 0 where it is unknown, or nobody asks."""
     mean_square: _builtins.float
+    grows: _builtins.bool
+    """It is offered while backward makes it."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -582,10 +589,11 @@ class ReduceRequested(_message.Message):
         withdrawn: _builtins.str = ...,
         square: _builtins.float = ...,
         mean_square: _builtins.float = ...,
+        grows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "mean_square", b"mean_square", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "square", b"square", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "mean_square", b"mean_square", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "square", b"square", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -790,6 +798,34 @@ class RoundBroken(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundBroken: _TypeAlias = RoundBroken  # noqa: Y015
+
+@_typing.final
+class RoundSlow(_message.Message):
+    """An attempt goes on much more slowly than planned: at this pace its rest takes so long."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    LEFT_NS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    left_ns: _builtins.int
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+        left_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_ns", b"left_ns", "model", b"model", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundSlow: _TypeAlias = RoundSlow  # noqa: Y015
 
 @_typing.final
 class AppliedUpdate(_message.Message):
@@ -2796,6 +2832,7 @@ class Reduce(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
+    PLANNED_NS_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
     """How many contribute."""
     size_bytes: _builtins.int
@@ -2805,6 +2842,8 @@ class Reduce(_message.Message):
     """In rounds without a server: which version of the model the result makes."""
     updates: _builtins.int
     """How many gradients the sum has."""
+    planned_ns: _builtins.int
+    """How long it is to take; 0 if nobody is to watch that."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -2827,10 +2866,11 @@ class Reduce(_message.Message):
         version: _builtins.int = ...,
         updates: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
+        planned_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "planned_ns", b"planned_ns", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -89,6 +89,7 @@ LIMITS: Mapping[str, Limit] = {
     "Prepare.transfers": _SOME,
     "Probe.size_bytes": _FROM_1,
     "ReduceRequested.together": _FROM_1,
+    "RoundSlow.left_ns": _FROM_1,
     "RoundsHeld.together": _FROM_1,
     "ReduceRequested.updates": _FROM_1,
     "RegisterAsReplicaRequest.norm": _BOUND,

@@ -47,6 +47,7 @@ from mlfabric.values import dataclass
 __all__ = [
     "Action",
     "AttemptEnded",
+    "AttemptSlow",
     "DaemonEvent",
     "Deliver",
     "DropCopies",
@@ -189,6 +190,14 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptSlow:
+    """An attempt goes on slowly: at its pace the rest takes ``left_ns``."""
+
+    round: RoundId
+    left_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeEnded:
     """A probe has come, or most of it: after which round it was sent, by whom, and how fast it came."""
 
@@ -215,6 +224,7 @@ ReduceEvent = (
     ReduceCalled
     | ReduceWithdrawn
     | AttemptEnded
+    | AttemptSlow
     | ProbeEnded
     | StateEnded
     | Reduce

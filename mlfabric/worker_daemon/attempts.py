@@ -110,6 +110,14 @@ class Attempt:
         self._lines = lines
         self._host = host
         self._recorded = recorded
+        self._watched: list[Progress] = []
+        """Of what fills up here piece by piece; what is received in one go says nothing while it comes."""
+
+    @property
+    def share_done(self) -> float:
+        """How much of what can be watched here has been done, 0 to 1; 1 if nothing can."""
+        total = sum(progress.size_bytes for progress in self._watched)
+        return sum(progress.ready_bytes for progress in self._watched) / total if total else 1.0
 
     async def run(self) -> None:
         """Do everything; the result is then in its buffer, and with all who were to fetch it here.
@@ -152,6 +160,9 @@ class Attempt:
         if result is None:
             _copy(own, out)
             return
+        self._watched += [
+            one.progress for one in (summed if part.inputs else None, relay if part.takers else None) if one
+        ]
         answered = _answered(part, len(out))
         if summed is not None:
             if own:

@@ -220,6 +220,7 @@ class WorkerDaemon:
             rates=rates,
             square=squares[0],
             mean_square=squares[1],
+            grows=buffers.growth is not None,
         )
         return self._reductions.reduce(request, buffers)
 

@@ -30,6 +30,7 @@ from mlfabric.protocol import (
     RoundBroken,
     RoundId,
     RoundsHeld,
+    RoundSlow,
     StateArrived,
     StateBroken,
 )
@@ -93,6 +94,8 @@ class Reducing:
                     yield from self._stop()
             case act.AttemptEnded():
                 yield from self._ended(event)
+            case act.AttemptSlow():
+                yield from self._slow(event)
             case ReduceSettled():
                 yield from self._settle(event)
             case PassReduce():
@@ -194,11 +197,21 @@ class Reducing:
             yield from self._stop_of(event.reduce)
             yield act.Request(event=self._current(self.open[event.reduce]))
 
+    def _model_of(self, attempt: _Attempt) -> str:
+        opened = None if attempt.plan.reduce is None else self.open.get(attempt.plan.reduce)
+        return self.model if opened is None else opened.model
+
+    def _slow(self, event: act.AttemptSlow) -> Iterator[act.Action]:
+        if self._attempt is not None and self._is_at(event.round):
+            model = self._model_of(self._attempt)
+            yield act.Request(
+                event=RoundSlow(worker=self.worker, model=model, round=event.round, left_ns=event.left_ns)
+            )
+
     def _ended(self, event: act.AttemptEnded) -> Iterator[act.Action]:
         if self._attempt is None or not self._is_at(event.round):
             return
-        opened = self.open.get(self._attempt.plan.reduce) if self._attempt.plan.reduce is not None else None
-        model = self.model if opened is None else opened.model
+        model = self._model_of(self._attempt)
         if event.detail:
             self._attempt = None
             broken = RoundBroken(worker=self.worker, model=model, round=event.round, detail=event.detail)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mlfabric import clock
 from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.errors import FabricError, RefusedError
@@ -21,6 +22,7 @@ from mlfabric.worker_daemon.link_peaks import least_bytes
 from mlfabric.worker_daemon.probes import Probes
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
 from mlfabric.worker_daemon.round_lines import RoundLines
+from mlfabric.worker_daemon.round_pace import Pace
 from mlfabric.worker_daemon.state_transfers import StateTransfers
 
 __all__ = ["Reductions"]
@@ -195,15 +197,28 @@ class Reductions:
         """Make an attempt once nothing writes to the buffers any more."""
         if before is not None:
             await asyncio.wait((before,))
+        attempt = Attempt(plan, buffers, self._lines, self._host, self._recorded, self._segments)
+        watch = self._tasks.spawn(self._watch(plan, attempt)) if plan.planned_ns else None
         try:
             async with self._meter.watching():
-                await Attempt(plan, buffers, self._lines, self._host, self._recorded, self._segments).run()
+                await attempt.run()
         except FabricError as error:
             log.info("%s: %s", plan.round, error)
             self._take_in(act.AttemptEnded(round=plan.round, detail=str(error)))
         else:
             up_bps, down_bps = self._meter.peaks_bps(least_bytes(len(buffers.result)))
             self._take_in(act.AttemptEnded(round=plan.round, up_bps=up_bps, down_bps=down_bps))
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+    async def _watch(self, plan: Reduce, attempt: Attempt) -> None:
+        """Say so while an attempt goes on slowly."""
+        pace = Pace(plan.planned_ns, clock.monotonic_ns())
+        while True:
+            await asyncio.sleep(pace.look_ns / 1e9)
+            if left_ns := pace.left_ns(attempt.share_done, clock.monotonic_ns()):
+                self._take_in(act.AttemptSlow(round=plan.round, left_ns=left_ns))
 
     def fail_all(self, error: BaseException) -> None:
         """Fail every handle: nothing more will come."""

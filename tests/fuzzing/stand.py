@@ -62,7 +62,15 @@ WORDS = Words(
     size_bytes=SPEC.layout.size_bytes,
     epoch=EPOCH,
 )
-WORKER = ("push_requested", "get_requested", "reduce_requested", "round_arrived", "round_broken", "link_probed")
+WORKER = (
+    "push_requested",
+    "get_requested",
+    "reduce_requested",
+    "round_arrived",
+    "round_broken",
+    "round_slow",
+    "link_probed",
+)
 SERVER = ("server_holds", "commits_reported", "initial_received")
 SAYS = {
     "RegisterAsWorker": (*WORKER, "worker_holds", "not_kept", "transfer_ended", "samples_dropped", "samples_wanted"),

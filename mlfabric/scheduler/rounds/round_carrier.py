@@ -5,14 +5,14 @@ One round is carried at a time. Who is in it, and what follows from its end, oth
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
-from mlfabric.network import LinkId, up_link
+from mlfabric.network import up_link
 from mlfabric.planning import Shape
-from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId
+from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId, RoundSlow
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount, Probing, probes_of
 from mlfabric.scheduler.rounds.rhythm import Rhythm
@@ -29,9 +29,6 @@ OVERDUE_TIMES = 2
 LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
 """A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
 after so long. Each attempt that fails doubles that."""
-SLOW_TIMES, LEAST_SLOW_NS = 1.5, 300_000_000
-"""From when on links must have changed: a round has taken so many times as long as it was to take, and as the fastest
-of the last ones took, and at least so long. Each time that one is begun anew doubles that until a round is settled."""
 _REMEMBERED = 8
 
 
@@ -64,7 +61,7 @@ class RoundCarrier:
         self.usual_ns: int | None = None
         self._is_probed = False
         self._slow = 0
-        """How often the round was begun anew as it was slow."""
+        """How often in a row the round was begun anew as it was slow."""
 
     @property
     def probes(self) -> ProbeCount:
@@ -135,7 +132,6 @@ class RoundCarrier:
             without_stripes=shaped.without_stripes,
             since_ns=now_ns,
             planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=0),
-            worst_ns=self._worst_ns(shaped, now_ns),
             version=version,
         )
         return self.running
@@ -155,15 +151,6 @@ class RoundCarrier:
             self._context.network.reserve(key, transfer.path, transfer.profile)
         return tuple(keys)
 
-    def _worst_ns(self, shaped: Shaped, now_ns: int) -> int:
-        """Return how long a round takes if the link that carries most becomes as slow as the slowest one is."""
-        bits: Counter[LinkId] = Counter()
-        for one in shaped.transfers:
-            amount = sum(piece.bps * (piece.end_ns - piece.start_ns) // 10**9 for piece in one.profile.pieces)
-            bits.update(dict.fromkeys(one.path, amount))
-        slowest_bps = min((self._context.network.rate_bps(link, now_ns) for link in bits), default=1)
-        return max(bits.values(), default=0) * 10**9 // max(1, slowest_bps)
-
     def settle(self, now_ns: int) -> RunningRound:
         """End the round that is under way, and learn from it."""
         running = self._end()
@@ -181,18 +168,21 @@ class RoundCarrier:
     def probe_first(self, size_bytes: int, workers: Collection[str], now_ns: int) -> Iterator[Probe]:
         """Have all links probed before the first round: nothing is known of them. It begins once that is over.
 
-        That takes no longer than the tensor does over a fast link, and a round over links that are not what they are
-        taken for takes many times as long.
+        A round over links that are not what they are taken for takes many times as long.
         """
         if self._took or self._is_probed:
             return
         self._is_probed = True
-        network, hosts = self._context.network, map(self._context.host, workers)
-        pause_ns = size_bytes * 8 * 10**9 // max(1, *(network.rate_bps(up_link(host), now_ns) for host in hosts))
+        pause_ns = self._probing_ns(size_bytes, workers, now_ns)
         if probes := list(self._probe(self._next_id(), size_bytes, workers, pause_ns)):
             self.take_id()
             self.not_before_ns = now_ns + pause_ns
             yield from probes
+
+    def _probing_ns(self, size_bytes: int, workers: Iterable[str], now_ns: int) -> int:
+        """Return how long a round waits while links are probed: as long as the tensor takes over the fastest one."""
+        network, hosts = self._context.network, map(self._context.host, workers)
+        return size_bytes * 8 * 10**9 // max(1, *(network.rate_bps(up_link(host), now_ns) for host in hosts))
 
     def probe(self, running: RunningRound, workers: Iterable[str]) -> Iterator[Probe]:
         """Have the links of some workers probed after a settled round: of those that are idle until the next one."""
@@ -250,31 +240,24 @@ class RoundCarrier:
         than = f"{OVERDUE_TIMES} times as long as other shapes do" if is_beaten else "so it counts as lost"
         yield from self.void(f"it has taken {took_ns / 1e9:.1f} s, {than}")
 
-    def slow_ns(self) -> int | None:
-        """Return when the round is begun anew, as it takes much longer than it was to; None if that is not known.
+    def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
+        """Begin anew a round of which a worker says that it goes on slowly, if that pays: links must have changed.
 
-        That costs a pause, in which links are probed, and a round. If less than that is left at worst, or somebody has
-        the result already, it is begun anew only once what it takes more than it was to would have paid for that.
+        It is void, links are probed, and the next attempt is made after that. That costs this pause and a whole round;
+        each time that is done in vain it has to save twice as much.
         """
-        running, pause_ns = self.running, self.rhythm.pause_ns
-        if running is None or running.shape is Shape.DIRECT or not self._took or pause_ns is None:
-            return None
-        usual_ns = max(running.planned_ns, round(min(self._took) * running.size_bytes))
-        price_ns, soon_ns = pause_ns + usual_ns, round(SLOW_TIMES * usual_ns)
-        is_worth_it = not running.arrived and running.worst_ns - soon_ns > price_ns
-        patience_ns = soon_ns if is_worth_it else max(soon_ns, usual_ns + price_ns)
-        return running.since_ns + (max(LEAST_SLOW_NS, patience_ns) << min(self._slow, MOST_BREAKS))
-
-    def begin_anew(self, now_ns: int) -> Iterator[Instruction]:
-        """Void a slow round, and have links probed before the next attempt is planned."""
         running = self.running
         assert running is not None, "nothing is to be begun anew"
+        pause_ns = self._probing_ns(running.size_bytes, running.parts, now_ns)
+        usual_ns = max(running.planned_ns, round(min(self._took, default=0) * running.size_bytes))
+        if event.left_ns <= (pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
+            return
         self._slow += 1
-        took_s, planned_s = (now_ns - running.since_ns) / 1e9, running.planned_ns / 1e9
-        yield from self.void(f"it has taken {took_s:.1f} s and was to take {planned_s:.1f} s: links must have changed")
+        rest = f"the rest would take {event.left_ns / 1e9:.1f} s, and all was to take {running.planned_ns / 1e9:.1f} s"
+        yield from self.void(f"{event.worker}: {rest}")
         self._probing.expect_news()
-        yield from self.probe(running, running.parts)
-        self.not_before_ns = now_ns + (self.rhythm.pause_ns or 0)
+        yield from self._probe(running.id, running.size_bytes, running.parts, pause_ns)
+        self.not_before_ns = now_ns + pause_ns
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
         return {worker: self._context.host(worker) for worker in running.parts}

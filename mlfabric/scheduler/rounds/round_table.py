@@ -28,6 +28,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundSlow,
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord, MemberState
@@ -307,6 +308,12 @@ class Rounds:
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
         if self._carrier.trusts_stripes:
             yield from self._carrier.probe(running, [worker for worker in running.parts if not self._queues[worker]])
+
+    def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
+        """Begin the round anew if that pays, as links have become slow."""
+        running = self._running
+        if running is not None and running.id == event.round and event.worker in running.members and not running.late:
+            yield from self._carrier.slow(event, now_ns)
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

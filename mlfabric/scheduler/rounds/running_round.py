@@ -21,8 +21,8 @@ class RunningRound:
 
     Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
-    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take, and
-    ``worst_ns`` how long it takes if the link that carries most has become as slow as the slowest.
+    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take. Nobody
+    watches that while some are late, or gradients still grow: then it is not links that hold it up.
     """
 
     id: RoundId
@@ -34,7 +34,6 @@ class RunningRound:
     without_stripes: bool = False
     since_ns: int = 0
     planned_ns: int = 0
-    worst_ns: int = 0
     arrived: set[str] = field(default_factory=set)
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
     receivers: frozenset[str] = frozenset()
@@ -67,6 +66,7 @@ class RunningRound:
     def told(self, worker: str) -> Reduce:
         """Return what a receiver is told, or a worker that has asked."""
         request, one = self.members.get(worker), next(iter(self.members.values()))
+        waits = bool(self.late) or any(each.grows for each in self.members.values())
         return Reduce(
             to=worker,
             reduce=None if request is None else request.reduce,
@@ -78,6 +78,7 @@ class RunningRound:
             version=self.version,
             updates=sum(each.updates for each in self.members.values()),
             rates=tuple(map(_mean, zip(*(each.rates for each in self.members.values()), strict=True))),
+            planned_ns=0 if waits else self.planned_ns,
             reason=self.reason,
         )
 

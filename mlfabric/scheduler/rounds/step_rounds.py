@@ -24,6 +24,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundsHeld,
+    RoundSlow,
     StateArrived,
     StateBroken,
 )
@@ -238,7 +239,7 @@ class StepRounds:
         """Return when the next round can be planned, None if it waits for something else to happen."""
         if self._running is not None:
             self.waits_for = ""
-            return min(filter(None, (self._carrier.overdue_ns(), self._carrier.slow_ns())), default=None)
+            return self._carrier.overdue_ns()
         if waits_for := self._states.waits_for:
             self.waits_for = waits_for
             return self._states.due_ns()
@@ -273,14 +274,10 @@ class StepRounds:
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round, if it is time, and tell everyone its part; give up one that is overdue."""
         if self._running is not None:
-            overdue_ns, slow_ns = self._carrier.overdue_ns(), self._carrier.slow_ns()
-            if overdue_ns is not None and now_ns >= overdue_ns:
-                yield from self._carrier.give_up(now_ns)
-            elif slow_ns is not None and now_ns >= slow_ns:
-                yield from self._carrier.begin_anew(now_ns)
-                yield from self._choose(now_ns)
-            else:
+            overdue_ns = self._carrier.overdue_ns()
+            if overdue_ns is None or now_ns < overdue_ns:
                 return
+            yield from self._carrier.give_up(now_ns)
         elif not self._states.is_formed:
             yield from self._states.form(now_ns)
             yield from self._judge_all(now_ns)
@@ -354,6 +351,13 @@ class StepRounds:
             self._carrier.broken(now_ns)
             yield from self._carrier.void(f"{event.worker}: {event.detail}")
             yield from self._choose(now_ns)
+
+    def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
+        """Begin the round anew if that pays, as links have become slow."""
+        running = self._running
+        is_of_it = running is not None and running.id == event.round and event.worker in running.parts
+        if is_of_it and (told := list(self._carrier.slow(event, now_ns))):
+            yield from (*told, *self._choose(now_ns))
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

@@ -1,0 +1,64 @@
+"""Whether an attempt at a round goes on as it was planned to, by what fills up at one worker. Pure.
+
+All streams of a round go at even rates, so once the first bytes are everywhere, equal parts come in equal times. A link
+that becomes slow holds up all that goes over it, and soon the whole tree below. So what comes in a short while tells
+how long the rest will take: maybe too long for all links to be what they were when the round was planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["Pace"]
+
+_LEAST_WINDOW_NS = 300_000_000
+"""For how long at least one looks at what comes: lost packets may hold a stream up for 200 ms (TCP's least timeout)."""
+_WINDOW_SHARE = 6
+_LOOKS = 4
+"""How often one looks in that time."""
+_BEGINS_AFTER = 4
+"""The first bytes need one part of so many of the planned time at most."""
+_SLOW_SHARE = 0.5
+"""What is slow: less than this part of what was to come."""
+_LEAST_SHARE = 1 / 16
+"""If hardly anything comes, the rest is expected to come at this part of the planned rate."""
+
+
+class Pace:
+    """The pace of one attempt.
+
+    Args:
+        planned_ns: how long all of it is to take, > 0.
+        began_ns: when it began.
+
+    Attributes:
+        look_ns: after so long one is to look again.
+    """
+
+    def __init__(self, planned_ns: int, began_ns: int) -> None:
+        self._planned_ns = planned_ns
+        self._window_ns = max(_LEAST_WINDOW_NS, planned_ns // _WINDOW_SHARE)
+        self._not_before_ns = began_ns + planned_ns // _BEGINS_AFTER
+        self._told_ns = planned_ns
+        self._looks: deque[tuple[int, float]] = deque(maxlen=_LOOKS + 1)
+        self.look_ns = self._window_ns // _LOOKS
+
+    def left_ns(self, done: float, now_ns: int) -> int:
+        """Look at what is done; return how long the rest takes if it goes on slowly, 0 if it does not.
+
+        A rest that takes less than a whole round is not told of, nor one that takes less than twice what was told.
+
+        Args:
+            done: which part, 0 to 1.
+        """
+        if now_ns >= self._not_before_ns:
+            self._looks.append((now_ns, done))
+        since_ns, before = self._looks[0] if self._looks else (now_ns, done)
+        if done >= 1.0 or now_ns - since_ns < self._window_ns:
+            return 0
+        share = (done - before) * self._planned_ns / (now_ns - since_ns)
+        left_ns = round((1.0 - done) * self._planned_ns / max(share, _LEAST_SHARE)) if share < _SLOW_SHARE else 0
+        if left_ns <= self._told_ns:
+            return 0
+        self._told_ns = 2 * left_ns
+        return left_ns

@@ -1,0 +1,58 @@
+"""Whether an attempt at a round goes on as planned, told by what fills up at one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from mlfabric.worker_daemon.round_pace import Pace
+
+S = 1_000_000_000
+PLANNED_NS = 3 * S
+WINDOW_NS = PLANNED_NS // 6
+
+
+def watched(done: Callable[[float], float], planned_ns: int = PLANNED_NS) -> list[tuple[float, int]]:
+    """Return when, in parts of the planned time, an attempt is found to be slow, and how long its rest then takes."""
+    pace, now_ns, found = Pace(planned_ns, 5 * S), 5 * S, []
+    while now_ns < 5 * S + 4 * planned_ns:
+        now_ns += pace.look_ns
+        at = (now_ns - 5 * S) / planned_ns
+        if left_ns := pace.left_ns(min(1.0, done(at)), now_ns):
+            found.append((at, left_ns))
+    return found
+
+
+@pytest.mark.parametrize("share", [1.0, 0.55])
+def test_what_goes_on_about_as_planned_is_not_slow(share) -> None:
+    assert watched(lambda at: share * at) == []
+
+
+def test_late_first_bytes_and_a_fast_end_are_not_slow() -> None:
+    assert watched(lambda at: max(0.0, at - 0.25)) == []
+    assert watched(lambda at: at**0.5) == []
+
+
+def test_a_link_that_becomes_slow_is_noticed_within_a_window_and_told_of_again_if_it_is_twice_as_bad() -> None:
+    (first, told_ns), *later = watched(lambda at: at if at < 0.3 else 0.3 + 0.1 * (at - 0.3))
+    assert 0.3 < first <= 0.3 + WINDOW_NS / PLANNED_NS
+    assert told_ns > PLANNED_NS
+    assert [PLANNED_NS < 2 * told_ns < left_ns < 7 * PLANNED_NS for _, left_ns in later] == [True]
+
+
+def test_what_stands_still_from_the_beginning_is_expected_to_come_some_day() -> None:
+    ((first, left_ns),) = watched(lambda at: 0.0)
+    assert first <= 0.25 + 1.5 * WINDOW_NS / PLANNED_NS
+    assert left_ns == 16 * PLANNED_NS
+
+
+def test_a_rest_that_takes_less_than_a_round_is_not_told_of() -> None:
+    assert watched(lambda at: at if at < 0.9 else 0.9 + 0.11 * (at - 0.9)) == []
+    planned_ns, lost_ns = S // 2, S // 5  # TCP waits so long for a lost packet
+    found = watched(lambda at: min(at, max(0.6, at - lost_ns / planned_ns)), planned_ns)
+    assert all(left_ns < 1.1 * planned_ns for _, left_ns in found)
+
+
+def test_a_round_that_is_over_within_a_window_is_never_slow() -> None:
+    assert watched(lambda at: 0.0 if at < 2.0 else 1.0, planned_ns=S // 10) == []
