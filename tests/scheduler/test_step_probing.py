@@ -78,7 +78,7 @@ def team() -> Team:
     assert sorted(one.to for one in first) == list(NAMES)
     team.wait(FIRST_PAUSE_MS)
     rounds = [team.tick()]
-    team.end()
+    assert sorted(one.to for one in of(Probe, team.end())) == list(NAMES)
     rounds.append(team.begin(NAMES))
     probes = of(Probe, team.end())
     assert [sorted(one.to for one in of(Reduce, told)) for told in rounds] == 2 * [list(NAMES)]

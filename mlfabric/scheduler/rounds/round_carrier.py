@@ -184,10 +184,13 @@ class RoundCarrier:
         network, hosts = self._context.network, map(self._context.host, workers)
         return size_bytes * 8 * 10**9 // max(1, *(network.rate_bps(up_link(host), now_ns) for host in hosts))
 
-    def probe(self, running: RunningRound, workers: Iterable[str]) -> Iterator[Probe]:
+    def probe(self, running: RunningRound, workers: Iterable[str], now_ns: int) -> Iterator[Probe]:
         """Have the links of some workers probed after a settled round: of those that are idle until the next one."""
-        if running.shape is not Shape.DIRECT and self.rhythm.pause_ns is not None:
-            yield from self._probe(running.id, running.size_bytes, workers, self.rhythm.pause_ns)
+        pause_ns = self.rhythm.pause_ns
+        if pause_ns is None and self._is_probed:
+            pause_ns = self._probing_ns(running.size_bytes, running.parts, now_ns)
+        if running.shape is not Shape.DIRECT and pause_ns is not None:
+            yield from self._probe(running.id, running.size_bytes, workers, pause_ns)
 
     def _probe(self, after: RoundId, size_bytes: int, workers: Iterable[str], pause_ns: int) -> Iterator[Probe]:
         idle = {worker: self._context.host(worker) for worker in workers}

@@ -307,7 +307,8 @@ class Rounds:
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
         if self._carrier.trusts_stripes:
-            yield from self._carrier.probe(running, [worker for worker in running.parts if not self._queues[worker]])
+            idle = [worker for worker in running.parts if not self._queues[worker]]
+            yield from self._carrier.probe(running, idle, now_ns)
 
     def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
         """Begin the round anew if that pays, as links have become slow."""

@@ -342,7 +342,7 @@ class StepRounds:
         self._choosing.settled(running, now_ns)
         yield from self._choose(now_ns)
         left_out = [worker for worker, one in self._standings.of.items() if one.left_out and not one.fetches_from]
-        yield from self._carrier.probe(running, dict.fromkeys((*running.parts, *left_out)))
+        yield from self._carrier.probe(running, dict.fromkeys((*running.parts, *left_out)), now_ns)
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
         """Void a round that one of its workers cannot do."""
