@@ -195,6 +195,17 @@ def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() 
     assert told(team.ask(asks("b", 1, settled=RoundId(1, 1)))) == [("ReduceFailed", "b")]
 
 
+@pytest.mark.parametrize(("arrived", "joins"), [(RoundId(1, 5), False), (RoundId(2, 9), True), (None, True)])
+def test_a_newcomer_with_an_older_result_than_the_last_that_is_settled_may_be_in_that_one_already(
+    arrived, joins
+) -> None:
+    team = Team("a", "b", "c", term=3)
+    last = RoundId(2, 7)
+    team.ask_each("ab", 7, settled=last)
+    answers = told(team.ask(asks("c", arrived=arrived)))
+    assert answers == ([("Reduce", name) for name in "abc"] if joins else [("ReduceFailed", "c")])
+
+
 def test_outcomes_that_were_not_heard_are_repeated() -> None:
     team = Team("a", "b")
     team.ask_each("ab")

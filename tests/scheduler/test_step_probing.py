@@ -127,7 +127,7 @@ def test_a_round_that_goes_on_slowly_is_begun_anew_once_links_were_probed_if_tha
     running = team.rounds._running
     assert running is not None
     assert {one.planned_ns for one in told} == {running.planned_ns}
-    price_ns = round(FIRST_PAUSE_MS * MS) + running.planned_ns
+    price_ns = round(2 * FIRST_PAUSE_MS * MS) + running.planned_ns
 
     def slow(left_ns: int, worker: str = "b") -> list[Instruction]:
         now = team.rounds._running or running
@@ -139,15 +139,15 @@ def test_a_round_that_goes_on_slowly_is_begun_anew_once_links_were_probed_if_tha
     assert sorted(one.to for one in of(CancelReduce, anew)) == list(NAMES)
     assert sorted(one.to for one in of(Probe, anew)) == list(NAMES)
     assert slow(9 * price_ns) == of(Reduce, anew) == []
-    assert team.due_ms() == FIRST_PAUSE_MS
-    team.wait(FIRST_PAUSE_MS)
+    assert team.due_ms() == 2 * FIRST_PAUSE_MS
+    team.wait(2 * FIRST_PAUSE_MS)
     assert sorted(one.to for one in of(Reduce, team.tick())) == list(NAMES)
     again = team.rounds._running
     assert again is not None
     assert again.version == running.version
     assert slow(2 * price_ns) == []
     assert of(CancelReduce, slow(2 * price_ns + 1))
-    team.wait(FIRST_PAUSE_MS)
+    team.wait(2 * FIRST_PAUSE_MS)
     team.tick()
     team.end()
     assert of(Reduce, team.begin(NAMES))

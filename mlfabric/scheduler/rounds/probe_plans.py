@@ -40,7 +40,7 @@ _ROOM = 2
 """How many times as long as probes take at the full rate workers must compute."""
 _SLOT_SHARE = 0.9
 """In which part of the time that workers compute they send their probes, one after the other."""
-_FEW = 4
+_FEW = 8
 """If less than one part of so many probes is heard of, nothing is made of the others' silence."""
 _MOST_GROWTH = 2
 _LEAST_SHARE = 16

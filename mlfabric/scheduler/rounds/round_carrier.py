@@ -246,21 +246,22 @@ class RoundCarrier:
     def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
         """Begin anew a round of which a worker says that it goes on slowly, if that pays: links must have changed.
 
-        It is void, links are probed, and the next attempt is made after that. That costs this pause and a whole round;
-        each time that is done in vain it has to save twice as much.
+        It is void, links are probed, and the next attempt is made after that, and after as much time again: what tells
+        of probes waits in the queues of slow links, behind what is void. That costs this pause and a whole round; each
+        time that is done in vain it has to save twice as much.
         """
         running = self.running
         assert running is not None, "nothing is to be begun anew"
         pause_ns = self._probing_ns(running.size_bytes, running.parts, now_ns)
         usual_ns = max(running.planned_ns, round(min(self._took, default=0) * running.size_bytes))
-        if event.left_ns <= (pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
+        if event.left_ns <= (2 * pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
             return
         self._slow += 1
         rest = f"the rest would take {event.left_ns / 1e9:.1f} s, and all was to take {running.planned_ns / 1e9:.1f} s"
         yield from self.void(f"{event.worker}: {rest}")
         self._probing.expect_news()
         yield from self._probe(running.id, running.size_bytes, running.parts, pause_ns)
-        self.not_before_ns = now_ns + pause_ns
+        self.not_before_ns = now_ns + 2 * pause_ns
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
         return {worker: self._context.host(worker) for worker in running.parts}

@@ -351,5 +351,5 @@ class Rounds:
         if head.arrived == self._settled:
             self.workers = head.together
             yield self._settle_one(queue.popleft(), self._settled, "all workers had it under another scheduler")
-        elif head.settled is not None:
+        elif head.settled is not None or (head.arrived is not None and head.arrived < self._settled):
             yield self._fail(queue.popleft(), "the others have done this round without it; load their weights")
