@@ -195,15 +195,19 @@ def test_one_that_was_computing_while_it_was_silent_misses_no_round_unnoticed() 
     assert told(team.ask(asks("b", 1, settled=RoundId(1, 1)))) == [("ReduceFailed", "b")]
 
 
-@pytest.mark.parametrize(("arrived", "joins"), [(RoundId(1, 5), False), (RoundId(2, 9), True), (None, True)])
-def test_a_newcomer_with_an_older_result_than_the_last_that_is_settled_may_be_in_that_one_already(
-    arrived, joins
-) -> None:
-    team = Team("a", "b", "c", term=3)
-    last = RoundId(2, 7)
-    team.ask_each("ab", 7, settled=last)
-    answers = told(team.ask(asks("c", arrived=arrived)))
-    assert answers == ([("Reduce", name) for name in "abc"] if joins else [("ReduceFailed", "c")])
+def test_one_with_the_result_of_a_round_before_the_last_is_told_that_it_was_settled() -> None:
+    team, found = Team("a", "b", "c", term=3), RoundId(2, 7)
+    team.ask_each("ab", 7, settled=found)
+    team.ask(MemberSilent(name="c", incarnation=1))
+    team.wait(PATIENCE_MS)
+    team.tick()
+    for worker in "ab":
+        team.ask(RoundArrived(worker=worker, model="net", round=RoundId(3, 1)))
+    team.worker("c", spec=JOB)
+    team.ask_each("ab", 8, settled=RoundId(3, 1))
+    late = team.ask(asks("c", arrived=found))
+    assert [(one.to, one.round) for one in late if isinstance(one, ReduceSettled)] == [("c", found)]
+    assert told(team.ask(asks("c", 1, settled=found))) == [("ReduceFailed", "c")]
 
 
 def test_outcomes_that_were_not_heard_are_repeated() -> None:

@@ -38,6 +38,8 @@ from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
 
 __all__ = ["Rounds"]
 
+_REMEMBERED = 16
+
 
 class Rounds:
     """All open requests of one model, the round that is being carried out, and what was settled last.
@@ -60,6 +62,8 @@ class Rounds:
         self._left_out: set[tuple[str, int]] = set()
         self._caught_up: set[tuple[str, int]] = set()
         self._settled: RoundId | None = None
+        self._known: deque[RoundId] = deque(maxlen=_REMEMBERED)
+        """The last rounds that are known to be settled, this scheduler's and others'."""
         self._outcomes: dict[tuple[str, int], ReduceSettled | ReduceFailed] = {}
 
     @property
@@ -148,7 +152,7 @@ class Rounds:
             yield self._fail(event, "the others have done this round without it, as it was silent; load their weights")
             return
         if event.settled is not None and (self._settled is None or self._settled < event.settled):
-            self._settled = event.settled
+            self._settle_as(event.settled)
         if self._since_ns is None:
             self._since_ns = now_ns
         yield from self._take(event, now_ns)
@@ -302,7 +306,7 @@ class Rounds:
         running = self._carrier.settle(now_ns)
         self._waits_for_all = False
         self.done, self.workers = self.done + 1, len(running.members)
-        self._settled = running.id
+        self._settle_as(running.id)
         for worker, request in running.members.items():
             self._queues[worker].popleft()
             yield self._settle_one(request, running.id, f"all {len(running.members)} workers have it")
@@ -319,6 +323,11 @@ class Rounds:
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
         self._carrier.probed(event)
+
+    def _settle_as(self, round_id: RoundId) -> None:
+        """Note that this is the last round that is settled."""
+        self._settled = round_id
+        self._known.append(round_id)
 
     def _settle_one(self, request: ReduceRequested, round_id: RoundId, reason: str) -> ReduceSettled:
         settled = ReduceSettled(
@@ -348,8 +357,10 @@ class Rounds:
         self._caught_up.add(head.reduce[:2])
         if known or self._settled is None or head.settled == self._settled:
             return
-        if head.arrived == self._settled:
+        if head.arrived is not None and head.arrived in self._known:
             self.workers = head.together
-            yield self._settle_one(queue.popleft(), self._settled, "all workers had it under another scheduler")
-        elif head.settled is not None or (head.arrived is not None and head.arrived < self._settled):
+            if head.arrived != self._settled:
+                self._caught_up.remove(head.reduce[:2])  # it has missed those after that
+            yield self._settle_one(queue.popleft(), head.arrived, "all workers had it under another scheduler")
+        elif head.settled is not None:
             yield self._fail(queue.popleft(), "the others have done this round without it; load their weights")
