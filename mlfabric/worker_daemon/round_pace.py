@@ -11,17 +11,21 @@ from collections import deque
 
 __all__ = ["Pace"]
 
-_LEAST_WINDOW_NS = 300_000_000
-"""For how long at least one looks at what comes: lost packets may hold a stream up for 200 ms (TCP's least timeout)."""
-_WINDOW_SHARE = 6
+_LEAST_WINDOW_NS = 500_000_000
+_WINDOW_SHARE = 3
+"""For how long one looks at what comes: at least so long, and one part of so many of the planned time. A lost packet
+holds a stream up for 200 ms (TCP's least timeout), and for longer behind the full queue of a slow link."""
 _LOOKS = 4
 """How often one looks in that time."""
 _BEGINS_AFTER = 4
 """The first bytes need one part of so many of the planned time at most."""
 _SLOW_SHARE = 0.5
 """What is slow: less than this part of what was to come."""
-_LEAST_SHARE = 1 / 16
-"""If hardly anything comes, the rest is expected to come at this part of the planned rate."""
+_LEAST_SHARE = 1 / 4
+"""If hardly anything comes, the rest is expected to come at this part of the planned rate: over a link that has become
+slow something comes, and what stands still for a moment goes on."""
+_LONGER = 1.25
+"""One that turns out to be so many times as bad is told of again."""
 
 
 class Pace:
@@ -46,7 +50,7 @@ class Pace:
     def left_ns(self, done: float, now_ns: int) -> int:
         """Look at what is done; return how long the rest takes if it goes on slowly, 0 if it does not.
 
-        A rest that takes less than a whole round is not told of, nor one that takes less than twice what was told.
+        A rest that takes less than a whole round is not told of, nor one that takes hardly longer than what was told.
 
         Args:
             done: which part, 0 to 1.
@@ -60,5 +64,5 @@ class Pace:
         left_ns = round((1.0 - done) * self._planned_ns / max(share, _LEAST_SHARE)) if share < _SLOW_SHARE else 0
         if left_ns <= self._told_ns:
             return 0
-        self._told_ns = 2 * left_ns
+        self._told_ns = round(_LONGER * left_ns)
         return left_ns
