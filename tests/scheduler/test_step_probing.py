@@ -36,13 +36,13 @@ FIRST_PAUSE_MS = BIG * 8 / GIGABIT * 1000
 class Team(Stage):
     """Workers that compute, and make rounds."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: str = NAMES) -> None:
         super().__init__(term=2)
         self.version = HELD.version
-        for name in NAMES:
+        for name in names:
             self.worker(name, spec=JOB, address=f"{name}:1")
-        for name in NAMES:
-            self.says(name, rounds=HELD)
+        for name in names:
+            self.says(name, rounds=replace(HELD, together=len(names)))
 
     @property
     def rounds(self) -> StepRounds:
@@ -152,6 +152,14 @@ def test_a_round_that_goes_on_slowly_is_begun_anew_once_links_were_probed_if_tha
     team.end()
     assert of(Reduce, team.begin(NAMES))
     assert of(CancelReduce, slow(price_ns + 1))
+
+
+def test_where_links_cannot_be_probed_a_slow_round_goes_on() -> None:
+    team = Team("abc")
+    assert of(Reduce, team.begin("abc"))
+    running = team.rounds._running
+    assert running is not None
+    assert team.ask(RoundSlow(worker="b", model="net", round=running.id, left_ns=100 * running.planned_ns)) == []
 
 
 def test_nobody_watches_how_fast_gradients_come_that_still_grow(team) -> None:

@@ -256,11 +256,14 @@ class RoundCarrier:
         usual_ns = max(running.planned_ns, round(min(self._took, default=0) * running.size_bytes))
         if event.left_ns <= (2 * pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
             return
+        self._probing.expect_news()
+        probes = list(self._probe(running.id, running.size_bytes, running.parts, pause_ns))
+        if not probes:
+            return  # the next attempt would go the same way
         self._slow += 1
         rest = f"the rest would take {event.left_ns / 1e9:.1f} s, and all was to take {running.planned_ns / 1e9:.1f} s"
         yield from self.void(f"{event.worker}: {rest}")
-        self._probing.expect_news()
-        yield from self._probe(running.id, running.size_bytes, running.parts, pause_ns)
+        yield from probes
         self.not_before_ns = now_ns + 2 * pause_ns
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
