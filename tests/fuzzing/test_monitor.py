@@ -32,7 +32,7 @@ FITTING = (
 def _honest() -> monitor_pb2.RecordTransfersRequest:
     record = monitor_pb2.TransferRecord(from_host="good", to_host="a", bytes=10**7, seconds=1.0)
     return monitor_pb2.RecordTransfersRequest(
-        member="good", host="good", records=[record], token=token_at(TOKEN, "good")
+        member="good", host="good", records=[record], up_bps=80_000_000, token=token_at(TOKEN, "good")
     )
 
 

@@ -128,4 +128,4 @@ def test_a_run_is_predicted_whatever_its_dilation(system):
     warm_up(lambda line: None)
     spec = replace(SMALL, system=system, compute="C1", network="N0", delay_bound=3, workers=4)
     once, thrice = (predict(replace(spec, dilation=d, duration_s=6.0 * d)) for d in (1.0, 3.0))
-    assert thrice == pytest.approx(once, rel=0.05)
+    assert thrice == pytest.approx(once, rel=0.07)
