@@ -160,9 +160,10 @@ class Attempt:
         if result is None:
             _copy(own, out)
             return
-        self._watched += [
-            one.progress for one in (summed if part.inputs else None, relay if part.takers else None) if one
-        ]
+        if summed is not None and part.inputs:
+            self._watched.append(summed.progress)
+        if relay is not None and part.takers:
+            self._watched.append(relay.progress)
         answered = _answered(part, len(out))
         if summed is not None:
             if own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import pytest
@@ -17,6 +18,7 @@ from mlfabric.protocol import (
     ReduceSettled,
     RoundArrived,
     RoundId,
+    RoundSlow,
 )
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.rounds.probe_plans import _SHARE
@@ -140,6 +142,21 @@ def test_what_is_over_before_it_can_be_timed_is_not_sent(computing, size_bytes, 
     assert len(computing.round(size_bytes=size_bytes)) == count
 
 
+def test_a_slow_round_is_begun_anew_after_probes_but_not_while_somebody_is_late(computing) -> None:
+    slow = RoundSlow(worker="b", model="net", round=RoundId(1, 2), left_ns=10**12)
+    computing.wait(PAUSE_MS)
+    for name in "abcde":
+        computing.ask(asks(name, 1, size_bytes=BIG))
+    computing.wait(PAUSE_MS)
+    assert [one.to for one in computing.tick() if isinstance(one, Reduce)] == list("abcde")
+    assert computing.ask(slow) == []
+    computing.ask(asks("f", 1, size_bytes=BIG))
+    kinds = Counter(type(one).__name__ for one in computing.ask(slow))
+    assert kinds == {"CancelReduce": 6, "Probe": 6}
+    computing.wait(1000)
+    assert {one.to for one in computing.tick() if isinstance(one, Reduce)} == set("abcdef")
+
+
 def test_three_workers_do_not_probe_and_four_do() -> None:
     for names, count in (("abc", 0), ("abcd", 4)):
         job = Computing(names)
@@ -198,7 +215,9 @@ def test_how_long_probes_take_is_told_by_what_the_fastest_link_has_carried(compu
 
 
 @pytest.mark.parametrize(("heard", "rate"), [(2, SLOW), (1, GIGABIT)])
-def test_of_which_nothing_is_heard_counts_as_the_slowest_of_the_others_if_some_are(computing, heard, rate) -> None:
+def test_a_probe_of_which_nothing_is_heard_counts_as_the_slowest_of_the_others_if_some_are(
+    computing, heard, rate
+) -> None:
     probes = computing.round()
     (other,) = pairs(probes)["a"][:1]
     ways = [(probe.to, peer.worker) for probe in probes for peer in probe.sources]

@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundSlow,
     WorkerHolds,
 )
 from mlfabric.worker_daemon import actions as act
@@ -96,6 +97,15 @@ def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() ->
         act.StartAttempt(plan=plan(newer)),
     ]
     assert stage.tell(act.AttemptEnded(round=SECOND)) == []
+
+
+def test_that_an_attempt_is_slow_is_reported_while_it_goes_on() -> None:
+    stage, slow = asking(0), act.AttemptSlow(round=FIRST, left_ns=7)
+    stage.tell(plan(FIRST))
+    told = act.Request(event=RoundSlow(worker="a", model="net", round=FIRST, left_ns=7))
+    assert stage.tell(slow) == stage.tell(slow) == [told]
+    stage.tell(act.AttemptEnded(round=FIRST, detail="reset"))
+    assert stage.tell(slow) == []
 
 
 def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped() -> None:

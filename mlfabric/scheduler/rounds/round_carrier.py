@@ -60,6 +60,7 @@ class RoundCarrier:
         self.settled_ns = 0
         self.usual_ns: int | None = None
         self._is_probed = False
+        """Whether links were to be probed before the first round."""
         self._slow = 0
         """How often in a row the round was begun anew as it was slow."""
 

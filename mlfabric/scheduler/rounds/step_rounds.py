@@ -289,7 +289,6 @@ class StepRounds:
 
     def _begin(self, now_ns: int) -> Iterator[Instruction]:
         heads = self._heads()
-        size_bytes = next(iter(heads.values())).size_bytes
         if len({(h.size_bytes, h.dtype, len(h.rates)) for h in heads.values()}) > 1:
             for head in heads.values():
                 self._standings.of[head.reduce.worker].computes_from(self.version, now_ns)
@@ -297,7 +296,7 @@ class StepRounds:
             return
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
-        receivers = self._standings.receivers()
+        receivers, size_bytes = self._standings.receivers(), next(iter(heads.values())).size_bytes
         if probes := list(self._carrier.probe_first(size_bytes, [*heads, *receivers], now_ns)):
             yield from probes
             return
