@@ -233,7 +233,8 @@ def _tunings(tunings: Values) -> str:
     return (
         f"## Tuning\n\n{table(columns, rows)}\n\nThe same search for all: each setting of one grid trains in one "
         "process, from the same seeds, with the order, the rounds and the delays of a short run of its system in "
-        "C2-N2. The best setting needs the fewest gradients to the last target."
+        "C2-N2. The best setting needs the fewest gradients to all targets, added up; a training that never met one "
+        "counts with all that it made."
     )
 
 
@@ -241,7 +242,7 @@ def _needed(tuning: Values) -> str:
     """Return how many gradients the best setting needed to each target."""
     best = next(tried for tried in tuning["tried"] if tried["setting"] == tuning["best"])
     pairs = zip(tuning["targets"], best["gradients"], strict=True)
-    return ", ".join(f"{target * 100:g} %: {NONE if n is None else f'{n:.0f}'}" for target, n in pairs)
+    return ", ".join(f"{target * 100:g} %: {n:.0f}" for target, n in pairs)
 
 
 def _runs(runs: Sequence[Values]) -> str:

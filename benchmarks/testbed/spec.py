@@ -30,7 +30,7 @@ __all__ = [
     "result_from",
 ]
 
-FORMAT = 3
+FORMAT = 4
 """Of a result's file and of the harness: results of another format are measured anew."""
 
 SATURATED_SHARE = 0.05

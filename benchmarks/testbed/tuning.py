@@ -3,7 +3,8 @@
 What a network does to training is that gradients take effect late, and nothing else: hence a run's statistics can be
 had in one process without a network, from the same batches and the order and delays of a recorded run. That makes the
 search a matter of seconds: every setting of the grid trains as many gradients from the same seeds (other ones than are
-measured later), and the one that needs the fewest to the last target wins.
+measured later), and the one that needs the fewest to all targets together wins. A training that never meets a target
+counts with all gradients that it made: else one of three would decide.
 
 Of a system of rounds the record says who was in each round, and how late; each round makes one step along the mean.
 
@@ -13,7 +14,6 @@ the fabric (its pushes are velocities). For synchronous steps both are the same.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -71,18 +71,18 @@ class Tried:
     """How one setting did.
 
     Args:
-        gradients: to each target, mean over the seeds; None if one of them never met it.
+        gradients: to each target, mean over the seeds; where it was never met, all that were made.
         accuracy: at the end, mean over the seeds.
     """
 
     setting: Setting
-    gradients: tuple[float | None, ...]
+    gradients: tuple[float, ...]
     accuracy: float
 
     @property
-    def rank(self) -> tuple[float, ...]:
-        """Smaller is better: fewest gradients to the last target, or else to the one before; then the best accuracy."""
-        return (*(math.inf if n is None else n for n in reversed(self.gradients)), -self.accuracy)
+    def rank(self) -> tuple[float, float]:
+        """Smaller is better: fewest gradients to all targets, added up; then the best accuracy."""
+        return sum(self.gradients), -self.accuracy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,16 +170,15 @@ def train(
 def _judged(setting: Setting, curves: Sequence[Curve], targets: Sequence[float]) -> Tried:
     return Tried(
         setting=setting,
-        gradients=tuple(_needed(curves, target) for target in targets),
+        gradients=tuple(statistics.fmean(_needed(curve, target) for curve in curves) for target in targets),
         accuracy=statistics.fmean(curve.at_end() for curve in curves),
     )
 
 
-def _needed(curves: Sequence[Curve], target: float) -> float | None:
-    """Return the mean of the gradients to a target; None if one of the curves never meets it."""
-    needed = [curve.gradients_to(target) for curve in curves]
-    met = [n for n in needed if n is not None]
-    return statistics.fmean(met) if len(met) == len(needed) else None
+def _needed(curve: Curve, target: float) -> float:
+    """Return the gradients to a target; all that were made if it was never met."""
+    needed = curve.gradients_to(target)
+    return curve.gradients[-1] if needed is None else needed
 
 
 def _synchronous(workload: Workload, setting: Setting, workers: int) -> Iterator[tuple[int, np.ndarray]]:

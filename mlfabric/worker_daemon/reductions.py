@@ -203,8 +203,12 @@ class Reductions:
             async with self._meter.watching():
                 await attempt.run()
         except FabricError as error:
+            self._lines.drop_idle()
             log.info("%s: %s", plan.round, error)
             self._take_in(act.AttemptEnded(round=plan.round, detail=str(error)))
+        except asyncio.CancelledError:
+            self._lines.drop_idle()  # some transfers have ended between the order to stop and its effect
+            raise
         else:
             up_bps, down_bps = self._meter.peaks_bps(least_bytes(len(buffers.result)))
             self._take_in(act.AttemptEnded(round=plan.round, up_bps=up_bps, down_bps=down_bps))

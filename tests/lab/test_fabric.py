@@ -10,6 +10,7 @@ import pytest
 
 from mlfabric.lab.collective import AllReduceJob
 from mlfabric.lab.fabric import Fabric, FabricConfig
+from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 
 SMALL, STRIPED = 4, 64
 
@@ -52,3 +53,30 @@ def test_what_is_played_does_not_depend_on_the_hashes_of_strings() -> None:
         said.add(done.stdout)
     assert len(said) == 1
     assert "w2 has call 9" in said.pop()
+
+
+@pytest.mark.parametrize("seed", [2, 3, 5])
+def test_a_connection_that_breaks_costs_one_attempt_at_most(seed, compiled_planner, monkeypatch) -> None:
+    """What the broken attempt leaves behind is not used by the next one."""
+    broken, breaks, counted = 0, 0, RoundCarrier.broken
+
+    def count(carrier: RoundCarrier, now_ns: int) -> None:
+        nonlocal broken
+        broken += 1
+        counted(carrier, now_ns)
+
+    monkeypatch.setattr(RoundCarrier, "broken", count)
+    job = AllReduceJob(rows=STRIPED, compute_s=(0.01, 0.05), workers=5, leave_after=dict.fromkeys(range(9), 40))
+    fabric = Fabric(FabricConfig(seed=seed, workers=5), job)
+    try:
+        fabric.start_scheduler()
+        for index in range(5):
+            fabric.start_worker(index)
+        for n in range(30):
+            fabric.run(0.031 + 0.001 * n)
+            breaks += bool(fabric.links.break_one())
+        fabric.run(60.0, lambda: not any(life.is_alive for life in fabric.lives))
+    finally:
+        fabric.close()
+    assert 0 < broken <= breaks
+    assert job.witness.failed == 0

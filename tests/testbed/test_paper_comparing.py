@@ -164,7 +164,7 @@ def test_reference_figures_belong_to_the_cells_that_the_issue_names():
 
 
 BEST = Setting(learning_rate=0.4, momentum=0.9)
-TUNING = Tuning(best=BEST, targets=(0.88, 0.92), tried=(Tried(setting=BEST, gradients=(690.0, None), accuracy=0.91),))
+TUNING = Tuning(best=BEST, targets=(0.88, 0.92), tried=(Tried(setting=BEST, gradients=(690.0, 1800.0), accuracy=0.91),))
 
 
 def _found(results):
@@ -195,7 +195,7 @@ def test_the_report_has_every_row_and_what_failed():
     assert "| C1-N1 | 2.00 | 2.00 | 1.74 |" in page
     assert "failed: C1-N1 tree seed 0: it broke" in page
     assert "![accuracy.png](accuracy.png)" in page
-    assert "| ring all-reduce | 0.4 | 0.9 | 88 %: 690, 92 %: - | 1 | 0.4 |" in page
+    assert "| ring all-reduce | 0.4 | 0.9 | 88 %: 690, 92 %: 1800 | 1 | 0.4 |" in page
     assert all(title in page for title, *_ in verdicts(found["rows"]))
 
 
