@@ -25,7 +25,7 @@ PARTS = ("latency", "hyperplane", "digits", "text")
 HYPERPLANE_S = (0.2, 0.3, 0.4)
 DIGITS_S = tuple(0.05 * n for n in range(1, 9))
 PACE_S = 0.1
-LATENCY_PACE_S = 0.1
+LATENCY_PACE_S = 0.3
 
 
 def run(
@@ -42,7 +42,8 @@ def run(
 
     Returns:
         ``latency``: ``mpi_ms``, ``solo_ms``, ``majority_ms`` (means over processes and rounds), ``solo_times``,
-        ``majority_times``, ``solo_active``, ``majority_active`` (contributors to a round). For each training ``times``
+        ``majority_times``, ``solo_active``, ``majority_active`` (contributors to a round); and the same of
+        ``solo_at_once`` and ``majority_at_once``, whose steps wait for no round. For each training ``times``
         (synchronous time over partial), ``judged_difference`` and ``judged_ratio`` of the last models' losses
         (hyperplane) or accuracies in percent, for each method ``s``, ``slept_s`` (all steps of the slowest worker
         without communication), ``judged``, ``rounds``, ``in_time_share`` of the gradients and ``rate``. And how much of

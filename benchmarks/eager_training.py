@@ -122,7 +122,7 @@ def _train(training: Training, begin: Begin) -> dict[str, Any]:
         settings=settings_of(training.scheduler, training.rank),
         **how,
     )
-    in_time, slept_s = 0, 0.0
+    slept_s = 0.0
     begins_s = begin()
     sleep_until(begins_s)
     for step in range(training.steps):
@@ -136,8 +136,6 @@ def _train(training: Training, begin: Begin) -> dict[str, Any]:
         slept_s += takes_s
         sleep_until(began_s + takes_s)
         optimizer.step()
-        assert optimizer.last is not None
-        in_time += optimizer.last.included
     ended_s = time.monotonic()
     optimizer.finish()
     optimizer.leave()
@@ -146,5 +144,5 @@ def _train(training: Training, begin: Begin) -> dict[str, Any]:
         "slept_s": slept_s,
         "judged": example.judged(),
         "rounds": optimizer.version,
-        "in_time": in_time,
+        "in_time": training.steps - optimizer.tally.kept,
     }

@@ -16,7 +16,7 @@ from mlfabric.model.specs import Method
 
 __all__ = ["Run", "drawn", "play"]
 
-ROWS = (1, 4, 16, 64, 400)
+ROWS = (2, 4, 16, 64, 400)
 """Of 256 bytes: sent straight, along trees, in rings and in stripes; and some longer than what comes unasked."""
 MANY_ROWS = 16
 """Rounds of so many take many callbacks: with longer steps there are as many faults in a storm as with few."""
@@ -24,6 +24,8 @@ STEPS = 0.5
 """In this share of the runs workers apply rounds by themselves; in the others they call AllReduce."""
 OVERLAP = 0.5
 """In this share of those, gradients are offered while backward makes them."""
+WAITS = 0.5
+"""In this share of partial rounds, steps wait for them."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -42,6 +44,7 @@ class Run:
         method: how rounds are made.
         rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
         overlap: in such rounds gradients are offered while backward makes them.
+        waits: steps wait until it is known what becomes of their gradients.
     """
 
     seed: int
@@ -53,6 +56,7 @@ class Run:
     method: Method
     rounds: RoundOptions | None
     overlap: bool
+    waits: bool
 
 
 def drawn(seed: int, events: int) -> Run:
@@ -75,6 +79,7 @@ def drawn(seed: int, events: int) -> Run:
         method=method,
         rounds=rounds,
         overlap=overlap,
+        waits=method is not Method.PARTIAL or draw.random() < WAITS,
     )
 
 
@@ -98,6 +103,7 @@ def _job_of(run: Run) -> AllReduceJob | StepJob:
         compute_s=run.compute_s,
         workers=run.workers,
         overlap=run.overlap,
+        waits=run.waits,
     )
 
 

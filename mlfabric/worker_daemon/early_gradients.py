@@ -29,12 +29,17 @@ NOT_FINITE = "it has NaN or Inf"
 
 
 class Offered(NamedTuple):
-    """A gradient that was offered: from which version it is, with which rates, and what will become of it."""
+    """Gradients that were offered: from which version the newest is, with which rates, and what will become of them.
+
+    ``gathered`` is their sum, of as many as ``updates``.
+    """
 
     buffers: ReduceBuffers
     computed_from: int
     rates: tuple[float, ...]
     outcome: OfferFuture
+    gathered: torch.Tensor
+    updates: int
 
 
 @dataclass(slots=True)
@@ -58,7 +63,6 @@ class EarlyGradients:
 
     Args:
         flat: where everything lies.
-        into: the flat tensor that is offered.
         daemon: of the worker.
         offer: offers what grows, if it can be offered now.
         give_up: has an offered gradient be in no round for this reason, and waits for that.
@@ -67,25 +71,26 @@ class EarlyGradients:
     def __init__(
         self,
         flat: FlatGradients,
-        into: torch.Tensor,
         daemon: ThreadDaemon,
         offer: Callable[[GradientGrowth], Offered | None],
         give_up: Callable[[Offered, str], None],
     ) -> None:
-        self._flat, self._into, self._daemon = flat, into, daemon
+        self._flat, self._daemon = flat, daemon
         self._offer, self._give_up = offer, give_up
         self._offers, self._lock = EarlyOffers(), threading.Lock()
         self._step: _Step | None = None
+        self._into: torch.Tensor
         self._fresh, self._is_accumulating = True, False
         self._handles = flat.when_made(self.made)
 
-    def begin(self, *, fresh: bool) -> None:
+    def begin(self, into: torch.Tensor, *, fresh: bool) -> None:
         """Say that a step begins.
 
         Args:
-            fresh: nothing of earlier steps is in the flat tensor that its gradient is to be added to.
+            into: the flat tensor that its gradient is to be added to.
+            fresh: nothing of earlier steps is in that.
         """
-        self._fresh = fresh
+        self._into, self._fresh = into, fresh
         self._offers.begin(clock.monotonic_ns())
 
     def stop(self) -> None:

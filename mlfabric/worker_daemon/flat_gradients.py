@@ -113,6 +113,11 @@ class FlatGradients:
         else:
             place.add_(flattened.to(place.device, place.dtype))
 
+    def add_earlier(self, flat: torch.Tensor, earlier: torch.Tensor) -> None:
+        """Add the gradients of another flat tensor to those of this one; buffers stay as they are in this one."""
+        end = self._gradients + len(self.parameters)
+        flat[:end].add_(earlier[:end])
+
     def is_finite(self, flat: torch.Tensor, i: int) -> bool:
         """Tell whether what a flat tensor has of a parameter is finite."""
         return bool(torch.isfinite(self._place(flat, i)).all())

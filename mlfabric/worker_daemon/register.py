@@ -166,6 +166,7 @@ class WrapOptions(TypedDict, total=False):
     members: str | None
     quorum: str | int | None
     full_every: int | None
+    wait: bool | None
     init: str | Path | int
     keep: bool
     resume: bool | None
@@ -206,6 +207,7 @@ def wrap(
     members: str | None = None,
     quorum: str | int | None = None,
     full_every: int | None = None,
+    wait: bool | None = None,
     init: str | Path | int = "first",
     keep: bool = False,
     resume: bool | None = None,
@@ -245,6 +247,8 @@ def wrap(
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
+        wait: partial: whether ``step`` waits for the round that its gradient is in; yes unless given. If not, rounds
+            are made while the worker computes, from weights that are at least one round older.
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
             that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
             before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap
@@ -275,17 +279,17 @@ def wrap(
         settings=settings,
     )
     given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
-    given |= {"members": members, "overlap": overlap, "slack": slack, "servers": servers}
+    given |= {"members": members, "overlap": overlap, "slack": slack, "servers": servers, "wait": wait}
     if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
-        return _in_rounds(optimizer, model, replace(how, tau_max=None), options)
+        return _in_rounds(optimizer, model, replace(how, tau_max=None), options, waits=wait is not False)
     placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
     rule, shaping = steps_of(optimizer, model, placed)
     return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
 
 
 def _in_rounds(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, how: Joining, options: RoundOptions
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, how: Joining, options: RoundOptions, *, waits: bool
 ) -> RoundOptimizer:
     """Join as a worker that applies rounds by itself."""
     together, job = how.together, how.claim()
@@ -310,6 +314,7 @@ def _in_rounds(
         start,
         together=together,
         passes_late=passes_late,
+        waits=waits,
         overlap=how.overlap,
         measures=measures,
     )

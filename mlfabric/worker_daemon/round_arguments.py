@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlfabric.arguments import integer_of, number_of
+from mlfabric.arguments import flag_of, integer_of, number_of
 from mlfabric.errors import UsageError
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method
@@ -20,6 +20,7 @@ _BELONGS = {
     "members": Method.ELASTIC,
     "quorum": Method.PARTIAL,
     "full_every": Method.PARTIAL,
+    "wait": Method.PARTIAL,
 }
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
@@ -56,6 +57,8 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
         raise UsageError("members='chosen' with overlap=True; allowed: without overlap, for it needs whole gradients")
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
+    if given["wait"] is not None:
+        flag_of("wait", given["wait"])
     if given["full_every"] is not None:
         chosen["full_every"] = integer_of("full_every", given["full_every"])
     return RoundOptions(**chosen)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from mlfabric.errors import FabricError, TransferError, UsageError
+from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
@@ -67,6 +68,7 @@ class RoundOptimizer(TakenOver):
         model: what is trained.
         passes_late: a gradient that has missed a round is kept for the next step, so it is not offered while it grows
             (``partial``).
+        waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
         measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
         start: joins the fabric: is given the inbox, returns the daemon.
@@ -74,7 +76,7 @@ class RoundOptimizer(TakenOver):
 
     Attributes:
         version: how many rounds the model has applied.
-        last: what became of the last step's gradient; None before the first.
+        last: what became of the last step's gradient, or of the newest one of which that is known; None before that.
         tally: what became of all of them.
     """
 
@@ -86,6 +88,7 @@ class RoundOptimizer(TakenOver):
         *,
         together: int,
         passes_late: bool,
+        waits: bool,
         overlap: bool,
         measures: bool,
     ) -> None:
@@ -94,16 +97,19 @@ class RoundOptimizer(TakenOver):
         self.last: RoundOutcome | None = None
         self.tally = RoundTally()
         self._model = model
-        self._passes_late = passes_late
+        self._passes_late, self._waits = passes_late, waits
         self._measures = measures
         self._mean_square = 0.0
         self._is_lent = False
         self._together = together
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._flat = FlatGradients(parameters, model)
-        self._offered = self._flat.empty()
-        self._kept = 0
-        """How many gradients of earlier steps are in ``_offered``."""
+        self._gathered = self._flat.empty()
+        self._count = 0
+        """How many gradients are in ``_gathered``, which were not offered, or not in vain."""
+        self._spare = self._gathered if waits else self._flat.empty()
+        self._sent: Offered | None = None
+        """What is on its way, if steps do not wait for that."""
         self._state_lock = threading.Lock()
         self._inbox = RoundInbox(together, self._copy_state, SEGMENTS if overlap else 1)
         self._left = False
@@ -115,14 +121,15 @@ class RoundOptimizer(TakenOver):
         self._early = self._overlapping() if overlap else None
 
     def _overlapping(self) -> EarlyGradients:
-        early = EarlyGradients(self._flat, self._offered, self._daemon, self._offer_early, self._give_up)
-        early.begin(fresh=True)
+        early = EarlyGradients(self._flat, self._daemon, self._offer_early, self._give_up)
+        early.begin(self._gathered, fresh=True)
         return early
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Offer the gradients for a round, and apply all rounds that are settled; return the closure's loss, if any.
 
         Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
+        If it is not to wait, it hands them over and returns; while earlier ones are on their way, they are added up.
 
         Raises:
             UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed. With overlap
@@ -139,66 +146,102 @@ class RoundOptimizer(TakenOver):
                 self.last = self._step()
             finally:
                 if self._early is not None:
-                    self._early.begin(fresh=not self._kept)
+                    self._early.begin(self._gathered, fresh=not self._count)
         return loss
 
-    def _step(self) -> RoundOutcome:
+    def _step(self) -> RoundOutcome | None:
         early = None if self._early is None else self._early.complete(rates_of(self._taken_over))
         if early is not None:
             return self._went_early(*early)
         computed_from = self.version
         if self._take_state():
-            return self._dropped("the model was fetched from a peer meanwhile", computed_from)
-        if not self._flat.add_into(self._offered, fresh=not self._kept):
+            return self._drop_gathered("the model was fetched from a peer meanwhile", computed_from)
+        if not self._flat.add_into(self._gathered, fresh=not self._count):
             self._apply_all()
-            return self._dropped(NOT_FINITE, computed_from)
-        return self._became_of(self._offer(computed_from))
+            return self._drop_gathered(NOT_FINITE, computed_from)
+        self._count += 1
+        if self._waits:
+            return self._became_of(self._offer(computed_from))
+        if self._sent is not None and not self._sent.outcome.done() and self._sent.updates + self._count < MOST_KEPT:
+            self._apply_all()
+            return self.last
+        before = self._became_of_sent()
+        self._sent = self._offer(computed_from)
+        return before
+
+    def _became_of_sent(self) -> RoundOutcome | None:
+        """Wait until it is known what becomes of what is on its way, if anything is."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            return self._became_of(sent)
+        self._apply_all()
+        return self.last
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered:
-        given = memoryview(self._offered.view(torch.uint8).numpy().data)
+        """Offer what is gathered, and gather in other memory from now on."""
+        gathered, updates = self._gathered, self._count + (growth is not None)
+        self._gathered, self._spare, self._count = self._spare, gathered, 0
+        return self._give(gathered, updates, computed_from, growth)
+
+    def _give(
+        self, gathered: torch.Tensor, updates: int, computed_from: int, growth: GradientGrowth | None = None
+    ) -> Offered:
+        given = memoryview(gathered.view(torch.uint8).numpy().data)
         result = self._inbox.buffer(self._flat.size_bytes)
         buffers = ReduceBuffers(given=given, result=result, dtype=self._flat.dtype, growth=growth)
-        rates, updates = rates_of(self._taken_over), 1 + self._kept
-        squares = (self._flat.square(self._offered), self._mean_square) if self._measures else (0.0, 0.0)
-        outcome = self._daemon.offer(buffers, self._together, computed_from, updates, rates, squares)
-        return Offered(buffers, computed_from, rates, outcome)
+        rates = rates_of(self._taken_over)
+        squares = (self._flat.square(gathered), self._mean_square) if self._measures else (0.0, 0.0)
+        outcome = self._daemon.offer(buffers, self._together, self.version, updates, rates, squares)
+        return Offered(buffers, computed_from, rates, outcome, gathered, updates)
 
     def _became_of(self, offered: Offered) -> RoundOutcome:
-        """Wait until it is known what becomes of a gradient, and apply what is settled."""
-        outcome, computed_from = offered.outcome.result(), offered.computed_from
+        """Wait until it is known what becomes of gradients, and apply what is settled."""
+        outcome, computed_from, growth = offered.outcome.result(), offered.computed_from, offered.buffers.growth
         if isinstance(outcome, act.PassOver):
             self._inbox.give_back(offered.buffers.result)
+            if growth is not None and growth.is_late and not outcome.keep:  # it is whole now
+                return self._became_of(self._give(offered.gathered, offered.updates, computed_from))
             if outcome.keep:
-                return self._keep(outcome.reason, computed_from)
+                self._keep(offered)
             self._apply_all()
-            return self._dropped(outcome.reason, computed_from)
-        self.tally.included += 1 + self._kept
-        self._kept = 0
+            if outcome.keep:
+                return self._outcome(outcome.reason, computed_from)
+            return self._dropped(outcome.reason, computed_from, offered.updates)
+        self.tally.included += offered.updates
         self._apply_all()
         delay = outcome.version - 1 - computed_from
         return RoundOutcome(included=True, version=self.version, workers=outcome.workers, delay=delay)
+
+    def _keep(self, offered: Offered) -> None:
+        """Go on with gradients that are in no round: those of later steps were gathered meanwhile."""
+        self.tally.kept += 1
+        if self._count:
+            self._flat.add_earlier(self._gathered, offered.gathered)
+        else:
+            self._gathered, self._spare = offered.gathered, self._gathered
+        self._count += offered.updates
 
     # Overlap with backward
 
     def _offer_early(self, growth: GradientGrowth) -> Offered | None:
         """Offer a gradient while it grows, unless it is clear already that it is in no round."""
-        is_late = self._passes_late and not self._inbox.is_empty
+        is_late = self._passes_late and (self._sent is not None or not self._inbox.is_empty)
         if self._left or is_late or self._inbox.coming is not None:
             return None
         return self._offer(self.version, growth)
 
-    def _went_early(self, offered: Offered, is_finite: bool) -> RoundOutcome:
-        """Say what became of a gradient that was offered while it grew; offer it again if it was too late for that."""
-        growth, passed = offered.buffers.growth, offered.outcome.result()
-        assert growth is not None, "it grew"
+    def _went_early(self, offered: Offered, is_finite: bool) -> RoundOutcome | None:
+        """Say what became of a gradient that was offered while it grew."""
         if not is_finite:
+            offered.outcome.result()
             self._inbox.give_back(offered.buffers.result)
             self._apply_all()
-            return self._dropped(NOT_FINITE, offered.computed_from)
-        if growth.is_late and isinstance(passed, act.PassOver) and not passed.keep:
-            self._inbox.give_back(offered.buffers.result)
-            offered = self._offer(offered.computed_from)
-        return self._became_of(offered)
+            return self._dropped(NOT_FINITE, offered.computed_from, offered.updates)
+        if self._waits:
+            return self._became_of(offered)
+        self._sent = offered
+        self._apply_all()
+        return self.last
 
     def _give_up(self, offered: Offered, reason: str) -> None:
         """Have a gradient that will not be whole be in no round, and wait for that."""
@@ -206,7 +249,7 @@ class RoundOptimizer(TakenOver):
         self._daemon.withdraw(offered.buffers.growth, reason)
         offered.outcome.result()
         self._inbox.give_back(offered.buffers.result)
-        self.last = self._dropped(reason, offered.computed_from)
+        self.last = self._dropped(reason, offered.computed_from, offered.updates)
 
     def ready(self, parameter: torch.Tensor) -> None:
         """Say that a parameter's gradient is final, so that it may leave before the others are: with overlap only.
@@ -227,16 +270,13 @@ class RoundOptimizer(TakenOver):
         with nullcontext() if self._early is None else self._early.accumulating():
             yield
 
-    def _keep(self, reason: str, computed_from: int) -> RoundOutcome:
-        """Go on with the gradient in the next step."""
-        self._kept += 1
-        self.tally.kept += 1
-        self._apply_all()
-        return self._outcome(reason, computed_from)
+    def _drop_gathered(self, reason: str, computed_from: int) -> RoundOutcome:
+        """Have a step's gradient be in no round, with those that it was to be added to."""
+        updates, self._count = self._count + 1, 0
+        return self._dropped(reason, computed_from, updates)
 
-    def _dropped(self, reason: str, computed_from: int) -> RoundOutcome:
-        self.tally.dropped += 1 + self._kept
-        self._kept = 0
+    def _dropped(self, reason: str, computed_from: int, updates: int) -> RoundOutcome:
+        self.tally.dropped += updates
         return self._outcome(reason, computed_from)
 
     def _outcome(self, reason: str, computed_from: int) -> RoundOutcome:
@@ -308,6 +348,11 @@ class RoundOptimizer(TakenOver):
         """Apply the rounds whose results are here: for an evaluation, or to save the model."""
         with torch.no_grad():
             self._apply_all()
+
+    @property
+    def waiting(self) -> int:
+        """How many of this worker's gradients are in no round yet, as far as it knows."""
+        return self._count + (0 if self._sent is None else self._sent.updates)
 
     @property
     def has_left(self) -> bool:

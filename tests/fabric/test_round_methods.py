@@ -71,7 +71,7 @@ def test_all_have_the_same_weights(method: str, kind: str) -> None:
             worker.leave()
     assert same(models)
     for rank, worker in workers.items():
-        assert worker.tally.included + worker.tally.dropped + worker._kept == steps[rank]
+        assert worker.tally.included + worker.tally.dropped + worker.waiting == steps[rank]
     if method == "all-reduce":
         assert version == ROUNDS
 
