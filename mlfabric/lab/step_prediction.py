@@ -13,7 +13,7 @@ from mlfabric.lab.fabric import Life
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
 
@@ -113,6 +113,8 @@ class _Learner:
         self._kept: list[int] = []
         """From which version each gradient was computed that is kept for the next step."""
         self._gradient = memoryview(bytes(job.size_bytes))
+        self._news = asyncio.Event()
+        self.inbox.news = self._news.set
 
     async def step(self) -> None:
         """Compute, offer, apply."""
@@ -145,7 +147,13 @@ class _Learner:
             return [], len(own)
         result = self.inbox.buffer(padded_bytes(job.size_bytes))
         buffers = ReduceBuffers(given=self._gradient, result=result, dtype="float32")
-        outcome = await daemon.reduce(buffers, ReduceOp.SUM, job.workers, own[-1], len(own), RATES)
+        handle = daemon.reduce(buffers, ReduceOp.SUM, job.workers, own[-1], len(own), RATES)
+        handle.add_done_callback(lambda _: self._news.set())
+        while not handle.done():
+            await self._news.wait()
+            self._news.clear()
+            await self._apply_all()
+        outcome = handle.result()
         if isinstance(outcome, act.PassOver):
             self.inbox.give_back(result)
             await self._apply_all()

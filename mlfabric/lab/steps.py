@@ -26,7 +26,7 @@ from mlfabric.lab.step_witness import StepWitness
 from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.protocol import ReduceOp
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
@@ -139,6 +139,8 @@ class _Learner:
             self._spare = np.zeros_like(self._gathered)
         self._gradients: frozenset[Gradient] = frozenset()
         self._sent: _Sent | None = None
+        self._news = asyncio.Event()
+        self.inbox.news = self._news.set
 
     async def step(self) -> None:
         """Compute, offer, apply."""
@@ -205,13 +207,15 @@ class _Learner:
 
     def _settled(self, sent: _Sent, done: asyncio.Future[Any]) -> None:
         """Keep what gradients are in: the result's memory is used again once it was applied."""
-        if not done.cancelled() and done.exception() is None and not isinstance(done.result(), act.PassOver):
+        is_known = not done.cancelled() and done.exception() is None and sent.total is None
+        if is_known and not isinstance(done.result(), act.PassOver):
             sent.total = self._total(done.result())
 
     async def _became_of(self, sent: _Sent) -> None:
         """Wait until it is known what becomes of gradients, and apply what is settled."""
         own, growth, life = sent.own, sent.buffers.growth, self._life
-        outcome = await sent.handle
+        outcome = await self._outcome_of(sent.handle)
+        self._settled(sent, sent.handle)
         assert gradients_in(sent.gathered) == own, f"life {life.number}: its gradients {sorted(own)} were written to"
         if isinstance(outcome, act.PassOver):
             self.inbox.give_back(sent.buffers.result)
@@ -233,6 +237,17 @@ class _Learner:
         life.fabric.note(f"{life.name}: {sorted(own)} are in round {outcome.version}, delay {delay}")
         await self._cross()
         await self._apply_all()
+
+    async def _outcome_of(self, handle: asyncio.Future[Any]) -> Any:
+        """Wait for it, and apply what is settled meanwhile."""
+        handle.add_done_callback(lambda _: self._news.set())
+        while not handle.done():
+            await self._news.wait()
+            self._news.clear()
+            if not handle.done():
+                await self._cross()
+                await self._apply_all()
+        return handle.result()
 
     def _keep(self, sent: _Sent) -> None:
         if self._gradients:

@@ -7,33 +7,21 @@ from __future__ import annotations
 
 from mlfabric.model.samples import Samples
 from mlfabric.protocol import (
-    BeginState,
-    CancelReduce,
     Drop,
     Fetch,
-    FetchState,
     Fold,
     GetId,
     GetRequested,
-    GiveState,
     Initialise,
     Keep,
     MemberEvent,
     ModelVersion,
     NewServer,
     Outcome,
-    PassReduce,
-    Probe,
     PushRequested,
-    Reduce,
-    ReduceFailed,
-    ReduceId,
-    ReduceRequested,
-    ReduceSettled,
     Release,
     Replicate,
     Resolve,
-    RoundId,
     SamplesGranted,
     SamplesWanted,
     Send,
@@ -43,34 +31,24 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.values import dataclass
+from mlfabric.worker_daemon.round_actions import ReduceAction, ReduceEvent
 
 __all__ = [
     "Action",
-    "AttemptEnded",
-    "AttemptSlow",
     "DaemonEvent",
     "Deliver",
     "DropCopies",
     "DropWindow",
     "EndReplicate",
     "FailPush",
-    "FailReduce",
     "FetchBroken",
-    "FinishReduce",
     "FoldCopy",
     "FreezeWindow",
     "HandOver",
     "KeepAction",
     "KeepCopy",
-    "KeepState",
     "ModelReceived",
     "OutcomeReceived",
-    "PassOver",
-    "ProbeEnded",
-    "ReduceAction",
-    "ReduceCalled",
-    "ReduceEvent",
-    "ReduceWithdrawn",
     "ReplicaAnswered",
     "ReplicaBroken",
     "Request",
@@ -78,15 +56,9 @@ __all__ = [
     "SendBroken",
     "ServerAction",
     "Settle",
-    "StartAttempt",
     "StartFetch",
-    "StartFetchState",
-    "StartGiveState",
-    "StartProbes",
     "StartReplicate",
     "StartSend",
-    "StateEnded",
-    "StopAttempt",
     "StopTransfers",
     "TermBegan",
 ]
@@ -160,83 +132,6 @@ class ReplicaBroken:
     transfer: TransferId
     ticket: bytes
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceCalled:
-    """The worker handed over a tensor for an AllReduce."""
-
-    request: ReduceRequested
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReduceWithdrawn:
-    """A tensor that was offered while it was made is to be in no round; ``reason`` says why."""
-
-    reduce: ReduceId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEnded:
-    """The result of an attempt at a round is here, or it never will be: then ``detail`` says why.
-
-    ``up_bps`` and ``down_bps`` are what this host's link carried at best meanwhile; 0 if unknown.
-    """
-
-    round: RoundId
-    detail: str = ""
-    up_bps: int = 0
-    down_bps: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptSlow:
-    """An attempt goes on slowly: at its pace the rest takes ``left_ns``."""
-
-    round: RoundId
-    left_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeEnded:
-    """A probe has come, or most of it: after which round it was sent, by whom, and how fast it came."""
-
-    model: str
-    round: RoundId
-    source: str
-    bps: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateEnded:
-    """Model and optimizer state of this version have come from a peer, or ``detail`` says why not.
-
-    ``round`` as in the order to fetch them.
-    """
-
-    round: RoundId
-    version: int = 0
-    is_loan: bool = False
-    detail: str = ""
-
-
-ReduceEvent = (
-    ReduceCalled
-    | ReduceWithdrawn
-    | AttemptEnded
-    | AttemptSlow
-    | ProbeEnded
-    | StateEnded
-    | Reduce
-    | CancelReduce
-    | ReduceSettled
-    | ReduceFailed
-    | PassReduce
-    | BeginState
-    | FetchState
-    | GiveState
-    | Probe
-)
 
 DaemonEvent = (
     TermBegan
@@ -380,89 +275,6 @@ class DropWindow:
     """Forget what is folded and not frozen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAttempt:
-    """Take part in a round."""
-
-    plan: Reduce
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAttempt:
-    """Take part in this round no more."""
-
-    round: RoundId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartProbes:
-    """Send and expect probes; those of an earlier request are void."""
-
-    plan: Probe
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishReduce:
-    """The result of a round is here, and with all others; ``workers`` contributed. Resolve the handle, if any.
-
-    The model is to apply the result if that ``follows`` on its version. That of a guest, who is lent the weights now
-    and then, does not.
-    """
-
-    plan: Reduce
-    workers: int
-    follows: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassOver:
-    """Resolve the handle of a gradient that is in no round: keep it for the next one, or drop it."""
-
-    reduce: ReduceId
-    keep: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepState:
-    """Go on with the state that is here: it is the model's at this version. Stop to fetch another one."""
-
-    version: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartFetchState:
-    """Fetch model and optimizer state; results that wait to be applied are void."""
-
-    plan: FetchState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartGiveState:
-    """Let a peer fetch model and optimizer state."""
-
-    plan: GiveState
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailReduce:
-    """Fail the handle of an AllReduce; the tensor is as it was."""
-
-    reduce: ReduceId
-    reason: str
-
-
-ReduceAction = (
-    StartAttempt
-    | StopAttempt
-    | StartProbes
-    | FinishReduce
-    | FailReduce
-    | PassOver
-    | KeepState
-    | StartFetchState
-    | StartGiveState
-)
 KeepAction = KeepCopy | FoldCopy | DropCopies | FreezeWindow | StartReplicate | EndReplicate | DropWindow
 ServerAction = HandOver | StartSend | StartFetch | StopTransfers | Settle | FailPush | Deliver | KeepAction
 Action = Request | ServerAction | ReduceAction

@@ -44,6 +44,7 @@ from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.observations import Observer, Settled, Transferred, nobody
 from mlfabric.worker_daemon.reductions import Reductions
+from mlfabric.worker_daemon.round_actions import ReduceAction
 from mlfabric.worker_daemon.round_inbox import RoundInbox
 from mlfabric.worker_daemon.server_calls import Listeners, ServerCalls
 from mlfabric.worker_daemon.state import DaemonState
@@ -281,7 +282,7 @@ class WorkerDaemon:
     def _do(self, action: act.Action) -> None:
         if isinstance(action, act.Request):
             self._session.send(action.event)
-        elif isinstance(action, act.ReduceAction):
+        elif isinstance(action, ReduceAction):
             self._reductions.do(action)
         else:
             self.calls.do(action)

@@ -34,7 +34,8 @@ from mlfabric.protocol import (
     StateArrived,
     StateBroken,
 )
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
+from mlfabric.worker_daemon.actions import Action, Request
 
 __all__ = ["Reducing"]
 
@@ -78,13 +79,13 @@ class Reducing:
         """The weights that are here, or come, are lent: no round's result is applied to them."""
         self._recent: deque[RoundId] = deque(maxlen=_REMEMBERED)
 
-    def handle(self, event: act.ReduceEvent) -> Iterator[act.Action]:
+    def handle(self, event: act.ReduceEvent) -> Iterator[Action]:
         """Take in one event and return what to do, in order."""
         match event:
             case act.ReduceCalled():
                 self.open[event.request.reduce] = event.request
                 self.applied = event.request.computed_from
-                yield act.Request(event=self._current(event.request))
+                yield Request(event=self._current(event.request))
             case act.ReduceWithdrawn():
                 yield from self._withdraw(event)
             case Reduce():
@@ -112,11 +113,11 @@ class Reducing:
                 probed = LinkProbed(
                     worker=self.worker, model=event.model, round=event.round, source=event.source, bps=event.bps
                 )
-                yield act.Request(event=probed)
+                yield Request(event=probed)
             case _:
                 yield from self._state(event)
 
-    def _state(self, event: BeginState | FetchState | GiveState | act.StateEnded) -> Iterator[act.Action]:
+    def _state(self, event: BeginState | FetchState | GiveState | act.StateEnded) -> Iterator[Action]:
         """Give and take model and optimizer state."""
         match event:
             case BeginState():
@@ -132,7 +133,7 @@ class Reducing:
                 yield act.StartGiveState(plan=event)
             case act.StateEnded() if self._fetches is not None and event.round == self._fetches.round:
                 if event.is_loan == self._fetches.is_loan:
-                    yield act.Request(event=self._fetched(event))
+                    yield Request(event=self._fetched(event))
 
     def _fetched(self, event: act.StateEnded) -> StateArrived | StateBroken:
         worker, model, round_id = self.worker, self.model, event.round
@@ -179,7 +180,7 @@ class Reducing:
             arrived=arrived.round if arrived is not None and is_here else None,
         )
 
-    def _begin(self, event: Reduce) -> Iterator[act.Action]:
+    def _begin(self, event: Reduce) -> Iterator[Action]:
         is_old = self._attempt is not None and self._attempt.plan.round >= event.round
         if is_old or (event.reduce is not None and not self._is_offered(event.reduce)):
             return
@@ -190,40 +191,38 @@ class Reducing:
     def _is_offered(self, reduce: ReduceId) -> bool:
         return reduce in self.open and not self.open[reduce].withdrawn
 
-    def _withdraw(self, event: act.ReduceWithdrawn) -> Iterator[act.Action]:
+    def _withdraw(self, event: act.ReduceWithdrawn) -> Iterator[Action]:
         """Ask for a tensor to be in no round."""
         if self._is_offered(event.reduce):
             self.open[event.reduce] = replace(self.open[event.reduce], withdrawn=event.reason)
             yield from self._stop_of(event.reduce)
-            yield act.Request(event=self._current(self.open[event.reduce]))
+            yield Request(event=self._current(self.open[event.reduce]))
 
     def _model_of(self, attempt: _Attempt) -> str:
         opened = None if attempt.plan.reduce is None else self.open.get(attempt.plan.reduce)
         return self.model if opened is None else opened.model
 
-    def _slow(self, event: act.AttemptSlow) -> Iterator[act.Action]:
+    def _slow(self, event: act.AttemptSlow) -> Iterator[Action]:
         if self._attempt is not None and self._is_at(event.round):
             model = self._model_of(self._attempt)
-            yield act.Request(
-                event=RoundSlow(worker=self.worker, model=model, round=event.round, left_ns=event.left_ns)
-            )
+            yield Request(event=RoundSlow(worker=self.worker, model=model, round=event.round, left_ns=event.left_ns))
 
-    def _ended(self, event: act.AttemptEnded) -> Iterator[act.Action]:
+    def _ended(self, event: act.AttemptEnded) -> Iterator[Action]:
         if self._attempt is None or not self._is_at(event.round):
             return
         model = self._model_of(self._attempt)
         if event.detail:
             self._attempt = None
             broken = RoundBroken(worker=self.worker, model=model, round=event.round, detail=event.detail)
-            yield act.Request(event=broken)
+            yield Request(event=broken)
         else:
             self._attempt.has_arrived = True
             arrived = RoundArrived(
                 worker=self.worker, model=model, round=event.round, up_bps=event.up_bps, down_bps=event.down_bps
             )
-            yield act.Request(event=arrived)
+            yield Request(event=arrived)
 
-    def _settle(self, event: ReduceSettled) -> Iterator[act.Action]:
+    def _settle(self, event: ReduceSettled) -> Iterator[Action]:
         attempt = self._attempt
         is_here = attempt is not None and attempt.has_arrived and self._is_at(event.round)
         if attempt is not None and is_here:
@@ -243,12 +242,12 @@ class Reducing:
             reason = f"the others have {event.round} and this worker lost it; load their weights"
             yield act.FailReduce(reduce=event.reduce, reason=reason)
 
-    def _stop(self) -> Iterator[act.Action]:
+    def _stop(self) -> Iterator[Action]:
         if self._attempt is not None:
             yield act.StopAttempt(round=self._attempt.plan.round)
         self._attempt = None
 
-    def _stop_of(self, reduce: ReduceId) -> Iterator[act.Action]:
+    def _stop_of(self, reduce: ReduceId) -> Iterator[Action]:
         """Stop the attempt if it is at this tensor."""
         if self._attempt is not None and self._attempt.plan.reduce == reduce:
             yield from self._stop()

@@ -21,7 +21,7 @@ from mlfabric.channels import Connection, Frame, FrameKind
 from mlfabric.errors import FabricError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Peer, Probe
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["Look", "Probes", "cut_off_bps", "rate_bps"]

@@ -15,7 +15,7 @@ from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import Attempt, GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes

@@ -64,12 +64,16 @@ class RoundInbox:
         copy_state: returns a copy of the present state, or, if it is told that this is a loan, of the weights alone;
             called in any thread.
         segments: over how many segments of a gradient each range of bytes is dealt out that travels (``dealt_bytes``).
+
+    Attributes:
+        news: called whenever something was put in, in the daemon's thread.
     """
 
     def __init__(self, together: int, copy_state: Callable[[bool], StateImage], segments: int = 1) -> None:
         self.together = together
         self.segments = segments
         self.copy_state = copy_state
+        self.news: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._results: deque[RoundResult] = deque()
         self._spare: list[memoryview] = []
@@ -82,6 +86,7 @@ class RoundInbox:
         with self._lock:
             if result.follows:
                 self._results.append(result)
+        self.news()
 
     def state_begins(self) -> None:
         """Say that the state is fetched: results that wait are void. Who was told of one may still look at it."""

@@ -18,7 +18,7 @@ import torch
 from mlfabric.errors import FabricError, TransferError, UsageError
 from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.shell.forking import tell_copies
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.early_gradients import NOT_FINITE, EarlyGradients, Offered
@@ -112,6 +112,8 @@ class RoundOptimizer(TakenOver):
         """What is on its way, if steps do not wait for that."""
         self._state_lock = threading.Lock()
         self._inbox = RoundInbox(together, self._copy_state, SEGMENTS if overlap else 1)
+        self._news = threading.Event()
+        self._inbox.news = self._news.set
         self._left = False
         self._daemon = start(self._inbox)
         self._daemon.join()
@@ -196,7 +198,7 @@ class RoundOptimizer(TakenOver):
 
     def _became_of(self, offered: Offered) -> RoundOutcome:
         """Wait until it is known what becomes of gradients, and apply what is settled."""
-        outcome, computed_from, growth = offered.outcome.result(), offered.computed_from, offered.buffers.growth
+        computed_from, growth, outcome = offered.computed_from, offered.buffers.growth, self._outcome_of(offered)
         if isinstance(outcome, act.PassOver):
             self._inbox.give_back(offered.buffers.result)
             if growth is not None and growth.is_late and not outcome.keep:  # it is whole now
@@ -211,6 +213,16 @@ class RoundOptimizer(TakenOver):
         self._apply_all()
         delay = outcome.version - 1 - computed_from
         return RoundOutcome(included=True, version=self.version, workers=outcome.workers, delay=delay)
+
+    def _outcome_of(self, offered: Offered) -> RoundResult | act.PassOver:
+        """Wait for it. What is settled meanwhile is applied: the next round may wait for who fetches that from here."""
+        offered.outcome.add_done_callback(lambda _: self._news.set())
+        while not offered.outcome.done():
+            self._news.wait()
+            self._news.clear()
+            if not offered.outcome.done():
+                self._apply_all()
+        return offered.outcome.result()
 
     def _keep(self, offered: Offered) -> None:
         """Go on with gradients that are in no round: those of later steps were gathered meanwhile."""

@@ -19,7 +19,7 @@ from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import FetchState, GiveState
 from mlfabric.transfer.relay import Relay
 from mlfabric.v1 import data_pb2, types_pb2
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.round_inbox import RoundInbox, StateImage
 from mlfabric.worker_daemon.round_lines import RoundLines
 

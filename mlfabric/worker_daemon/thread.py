@@ -21,7 +21,7 @@ from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import JobClaim, ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.daemon import WorkerDaemon
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel

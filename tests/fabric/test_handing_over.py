@@ -91,7 +91,7 @@ def test_a_worker_with_many_gradients_in_no_round_waits(pair: Any) -> None:
     _, (fast, slow), (model, other), overlap = pair
     for _ in range(MOST_KEPT - 1):
         step(fast, model, 1.0, overlap=overlap)
-    going_on = threading.Thread(target=lambda: step(fast, model, 1.0))
+    going_on = threading.Thread(target=lambda: step(fast, model, 1.0), daemon=True)
     going_on.start()
     going_on.join(0.2)
     assert going_on.is_alive()

@@ -20,7 +20,8 @@ from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.round_table import Rounds
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
+from mlfabric.worker_daemon.actions import Request
 from mlfabric.worker_daemon.attempts import Attempt
 from mlfabric.worker_daemon.open_reductions import Reducing, _Attempt
 from mlfabric.worker_daemon.reductions import Reductions
@@ -52,7 +53,7 @@ def result_before_it_is_whole(patch: Patch) -> None:
             yield action
             if isinstance(action, act.StartAttempt):
                 self._attempt.has_arrived = True
-                yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
+                yield Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
 
     patch.setattr(Reducing, "_begin", hasty)
 
@@ -78,7 +79,7 @@ def void_result_counts(patch: Patch) -> None:
         attempt = self._attempt
         if attempt is not None and attempt.has_arrived:
             attempt.plan = event
-            yield act.Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
+            yield Request(event=RoundArrived(worker=self.worker, model="net", round=event.round))
         else:
             self._attempt = _Attempt(event)
             yield act.StartAttempt(plan=event)

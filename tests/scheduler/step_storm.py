@@ -46,7 +46,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
+from mlfabric.worker_daemon.actions import DaemonEvent, Request
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["StepStorm"]
@@ -289,10 +290,10 @@ class StepStorm:
         assert len(total) == sum(map(len, lists)) == plan.updates, f"{plan.round}: {lists}, told {plan.updates}"
         return total
 
-    def feed(self, player: Player, event: act.DaemonEvent) -> None:
+    def feed(self, player: Player, event: DaemonEvent) -> None:
         for action in player.state.handle(event, self.now_ns):
             match action:
-                case act.Request():
+                case Request():
                     if player.up is not None:
                         player.up.append(action.event)
                 case act.StartAttempt():

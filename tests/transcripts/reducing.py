@@ -22,7 +22,8 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import SchedulerConfig
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
+from mlfabric.worker_daemon.actions import DaemonEvent, Request
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["Player", "Team"]
@@ -107,10 +108,10 @@ class Team:
                 if player.name == instruction.to:
                     player.down.append(instruction)
 
-    def feed(self, player: Player, event: act.DaemonEvent) -> None:
+    def feed(self, player: Player, event: DaemonEvent) -> None:
         for action in player.state.handle(event, self.now_ns):
             match action:
-                case act.Request():
+                case Request():
                     player.up.append(action.event)
                 case act.StartAttempt():
                     player.attempt = action.plan

@@ -21,7 +21,8 @@ from mlfabric.protocol import (
     RoundSlow,
     WorkerHolds,
 )
-from mlfabric.worker_daemon import actions as act
+from mlfabric.worker_daemon import round_actions as act
+from mlfabric.worker_daemon.actions import Request
 from tests.worker_daemon.stage import Stage
 
 FIRST, SECOND = RoundId(1, 1), RoundId(1, 2)
@@ -64,12 +65,12 @@ def settled(round_id: RoundId = FIRST, counter: int = 0) -> ReduceSettled:
 
 def test_what_the_worker_hands_over_is_asked_for_carried_out_reported_and_finished() -> None:
     stage = Stage()
-    assert stage.tell(act.ReduceCalled(request=request())) == [act.Request(event=request())]
+    assert stage.tell(act.ReduceCalled(request=request())) == [Request(event=request())]
     assert stage.tell(plan(FIRST)) == [act.StartAttempt(plan=plan(FIRST))]
     arrived = RoundArrived(worker="a", model="net", round=FIRST)
     measured = replace(arrived, up_bps=7, down_bps=9)
     ended = act.AttemptEnded(round=FIRST, up_bps=7, down_bps=9)
-    assert stage.tell(ended) == [act.Request(event=measured)]
+    assert stage.tell(ended) == [Request(event=measured)]
     assert stage.tell(settled()) == [act.FinishReduce(plan=plan(FIRST), workers=3)]
     assert stage.tell(settled()) == []
 
@@ -82,7 +83,7 @@ def test_of_how_many_a_result_is_says_its_plan_for_a_new_scheduler_does_not_know
 def test_what_is_asked_for_afterwards_says_what_was_settled_and_how_many_took_part() -> None:
     stage = arrived(0)
     stage.tell(settled())
-    asked = act.Request(event=request(1, together=3, settled=FIRST))
+    asked = Request(event=request(1, together=3, settled=FIRST))
     assert stage.tell(act.ReduceCalled(request=request(1))) == [asked]
 
 
@@ -102,7 +103,7 @@ def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() ->
 def test_that_an_attempt_is_slow_is_reported_while_it_goes_on() -> None:
     stage, slow = asking(0), act.AttemptSlow(round=FIRST, left_ns=7)
     stage.tell(plan(FIRST))
-    told = act.Request(event=RoundSlow(worker="a", model="net", round=FIRST, left_ns=7))
+    told = Request(event=RoundSlow(worker="a", model="net", round=FIRST, left_ns=7))
     assert stage.tell(slow) == stage.tell(slow) == [told]
     stage.tell(act.AttemptEnded(round=FIRST, detail="reset"))
     assert stage.tell(slow) == []
@@ -112,7 +113,7 @@ def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped(
     stage = asking(0)
     stage.tell(plan(FIRST))
     broken = RoundBroken(worker="a", model="net", round=FIRST, detail="reset")
-    assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [act.Request(event=broken)]
+    assert stage.tell(act.AttemptEnded(round=FIRST, detail="reset")) == [Request(event=broken)]
     stage.tell(plan(SECOND))
     cancel = CancelReduce(to="a", round=SECOND, reason="")
     assert stage.tell(cancel) == [act.StopAttempt(round=SECOND)]
@@ -154,7 +155,7 @@ def test_probes_are_sent_as_told_and_each_that_came_is_reported() -> None:
     assert stage.tell(probe) == [act.StartProbes(plan=probe)]
     probed = LinkProbed(worker="a", model="net", round=FIRST, source="v", bps=5)
     ended = act.ProbeEnded(model="net", round=FIRST, source="v", bps=5)
-    assert stage.tell(ended) == [act.Request(event=probed)]
+    assert stage.tell(ended) == [Request(event=probed)]
 
 
 def test_probes_leave_an_attempt_under_way_alone() -> None:
@@ -163,5 +164,5 @@ def test_probes_leave_an_attempt_under_way_alone() -> None:
     probe = Probe(to="a", model="net", round=FIRST, size_bytes=9, targets=(), sources=(), slot_ns=1, reason="")
     assert stage.tell(probe) == [act.StartProbes(plan=probe)]
     assert stage.tell(act.AttemptEnded(round=FIRST)) == [
-        act.Request(event=RoundArrived(worker="a", model="net", round=FIRST))
+        Request(event=RoundArrived(worker="a", model="net", round=FIRST))
     ]
