@@ -238,7 +238,7 @@ def _worker(state: SchedulerState, record: MemberRecord, load: _Load) -> fabric_
         model=record.model,
         committed=tally.committed,
         dropped=tally.dropped_total,
-        in_flight=load.sending[model.pushes.spec.name][name] if model else 0,
+        in_flight=load.sending.get(model.pushes.spec.name, Counter())[name] if model else 0,  # a part may be gone
         dropped_share=tally.dropped_share,
         warning=_warning(record, model),
         dropped_by_cause={

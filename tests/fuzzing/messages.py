@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from mlfabric.model.specs import DTYPE_BYTES, PROTOCOL_VERSION
 
-__all__ = ["Words", "noise", "random_message"]
+__all__ = ["Words", "newest_term", "noise", "random_message"]
 
 DEEPEST = 6
 INTEGERS = (0, 0, 1, 1, 2, 3, 4, 16, 64)
@@ -72,6 +72,19 @@ def noise(raw: bytes, draw: random.Random) -> bytes:
         at = draw.randrange(len(damaged) + 1)
         damaged[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
     return bytes(damaged[: draw.randrange(len(damaged) + 1)] if draw.random() < 0.1 else damaged)
+
+
+def newest_term(message: Any) -> int:
+    """Return the greatest number of a term that is anywhere in a message; 0 if there is none."""
+    if message.DESCRIPTOR.name == "Term":
+        return int(message.number)
+    inner = [
+        held
+        for field, value in message.ListFields()
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry
+        for held in (value if field.is_repeated else [value])
+    ]
+    return max(map(newest_term, inner), default=0)
 
 
 def _fill(message: Message, draw: random.Random, words: Words, depth: int) -> None:

@@ -25,7 +25,7 @@ from mlfabric.shell.control import Decoding
 from mlfabric.telemetry import SchedulerMetrics
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
-from .messages import Words, noise, random_message
+from .messages import Words, newest_term, noise, random_message
 
 __all__ = ["FITTING", "WORDS", "Honest", "Hostile", "Stand", "stand"]
 
@@ -227,11 +227,12 @@ class Hostile:
 
     async def _call(self, name: str, request: Any) -> None:
         try:
-            if name != "ShowTerm" and self._draw.random() < 0.1:  # noise in a term would name a newer scheduler
-                streamed = SERVICE.methods_by_name[name].server_streaming
-                kind: Any = self._at.channel.unary_stream if streamed else self._at.channel.unary_unary
-                raw = kind(f"/{SERVICE.full_name}/{name}")
-                await _first(raw(noise(request.SerializeToString(), self._draw), timeout=PATIENCE_S))
+            if self._draw.random() < 0.1:
+                damaged = noise(request.SerializeToString(), self._draw)
+                if not _names_newer_scheduler(type(request), damaged, self._words.epoch):
+                    streamed = SERVICE.methods_by_name[name].server_streaming
+                    kind: Any = self._at.channel.unary_stream if streamed else self._at.channel.unary_unary
+                    await _first(kind(f"/{SERVICE.full_name}/{name}")(damaged, timeout=PATIENCE_S))
                 return
             answer = await _first(getattr(self._at.stub, name)(request, timeout=PATIENCE_S))
         except grpc.aio.AioRpcError as error:
@@ -314,6 +315,14 @@ async def _first(call: Any) -> Any:
         return await call.read()
     finally:
         call.cancel()
+
+
+def _names_newer_scheduler(kind: type[Any], raw: bytes, epoch: int) -> bool:
+    """Tell whether bytes are a message with a greater term: that would rightly end the scheduler."""
+    try:
+        return newest_term(kind.FromString(raw)) > epoch
+    except DecodeError:
+        return False
 
 
 def _check(code: grpc.StatusCode, story: str) -> None:

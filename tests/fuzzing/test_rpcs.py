@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlfabric.scheduler.limits import Limits
@@ -83,12 +83,14 @@ def _is_bounded(state: SchedulerState) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**32 - 1))
+@example(10248363).via("a part of a cut model is gone when the status is asked for")
 def test_whatever_is_called_the_status_fits_and_other_members_go_on(seed: int) -> None:
     asyncio.run(_storm(seed, ACTIONS))
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 2**32 - 1))
+@example(8827).via("noise in a term that a member has seen")
 def test_whatever_is_called_nothing_grows_beyond_its_limit(seed: int) -> None:
     words = replace(WORDS, names=(*WORDS.names, *MANY_NAMES), wildness=0.01)
     asyncio.run(_storm(seed, 2 * ACTIONS, limits=TIGHT, words=words, watch=_is_bounded))
