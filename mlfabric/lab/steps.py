@@ -200,7 +200,8 @@ class _Learner:
         squares = self._job.noise + 1.0, self._job.noise / self._job.workers + 1.0
         buffers = ReduceBuffers(given=given, result=result, dtype="float32", growth=growth)
         reduce, together = self._life.daemon.reduce, self._job.workers
-        handle = reduce(buffers, ReduceOp.SUM, together, self._version, len(own), rates, squares)
+        told_from = computed_from if self._job.waits else self._version
+        handle = reduce(buffers, ReduceOp.SUM, together, told_from, len(own), rates, squares)
         sent = _Sent(own=own, gathered=gathered, computed_from=computed_from, buffers=buffers, handle=handle)
         handle.add_done_callback(lambda done: self._settled(sent, done))
         return sent

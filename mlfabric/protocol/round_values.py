@@ -40,8 +40,8 @@ class ReduceRequested:
         together: the first round waits until this many workers have joined, >= 1; later, how many the last round had.
         settled: the last round whose result every worker has, as far as this one knows.
         arrived: the attempt whose result this worker has; others may not have it.
-        computed_from: in rounds without a server, how many rounds the model had when the gradient was offered. It was
-            computed from that model, but for ``partial``: there rounds may have been applied between.
+        computed_from: in rounds without a server, how many rounds the model had that the gradient was computed from;
+            of workers that do not wait for rounds, that it had when the gradient was offered.
         updates: how many gradients are added up in the tensor, >= 1.
         rates: learning rate and other settings of each parameter group, in the optimizer's order.
         withdrawn: why it is to be in no round, though it was offered before; "" if it may be.

@@ -548,7 +548,7 @@ class ReduceRequested(_message.Message):
     together: _builtins.int
     """The first round waits until so many workers have joined."""
     computed_from: _builtins.int
-    """How many rounds the model had when this gradient was offered."""
+    """How many rounds the model had that this gradient was computed from; of workers that do not wait, when it was offered."""
     updates: _builtins.int
     """How many gradients are added up in it."""
     withdrawn: _builtins.str

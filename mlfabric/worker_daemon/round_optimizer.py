@@ -193,7 +193,8 @@ class RoundOptimizer(TakenOver):
         buffers = ReduceBuffers(given=given, result=result, dtype=self._flat.dtype, growth=growth)
         rates = rates_of(self._taken_over)
         squares = (self._flat.square(gathered), self._mean_square) if self._measures else (0.0, 0.0)
-        outcome = self._daemon.offer(buffers, self._together, self.version, updates, rates, squares)
+        told_from = computed_from if self._waits else self.version  # all would be late when they are offered
+        outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates, squares)
         return Offered(buffers, computed_from, rates, outcome, gathered, updates)
 
     def _became_of(self, offered: Offered) -> RoundOutcome:
@@ -203,10 +204,9 @@ class RoundOptimizer(TakenOver):
             self._inbox.give_back(offered.buffers.result)
             if growth is not None and growth.is_late and not outcome.keep:  # it is whole now
                 return self._became_of(self._give(offered.gathered, offered.updates, computed_from))
-            if outcome.keep:
-                self._keep(offered)
             self._apply_all()
             if outcome.keep:
+                self._keep(offered)
                 return self._outcome(outcome.reason, computed_from)
             return self._dropped(outcome.reason, computed_from, offered.updates)
         self.tally.included += offered.updates
