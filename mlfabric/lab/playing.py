@@ -44,7 +44,7 @@ class Run:
         method: how rounds are made.
         rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
         overlap: in such rounds gradients are offered while backward makes them.
-        waits: steps wait until it is known what becomes of their gradients.
+        waits: steps wait until it is known what becomes of their gradients; always with overlap.
     """
 
     seed: int
@@ -79,7 +79,7 @@ def drawn(seed: int, events: int) -> Run:
         method=method,
         rounds=rounds,
         overlap=overlap,
-        waits=method is not Method.PARTIAL or draw.random() < WAITS,
+        waits=overlap or method is not Method.PARTIAL or draw.random() < WAITS,
     )
 
 

@@ -1,6 +1,6 @@
 """The job of a prediction: workers that compute for as long as a cluster's do, and what becomes of their gradients.
 
-A worker does what ``RoundOptimizer`` does, in the same order, with bytes that nobody looks at.
+What a worker does in its steps is ``RoundSteps``; nobody looks at the bytes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mlfabric.lab.fabric import Life
+from mlfabric.lab.loop_waits import LoopWaits
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
-from mlfabric.protocol import ReduceOp
-from mlfabric.worker_daemon import round_actions as act
-from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
-from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
+from mlfabric.worker_daemon.attempts import padded_bytes
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
+from mlfabric.worker_daemon.round_steps import Offered, RoundOutcome, RoundSteps
 
 __all__ = ["PredictedJob", "StepEnd"]
 
@@ -52,6 +52,7 @@ class PredictedJob:
         compute_s: returns how long a worker's step takes.
         begun: told when all workers have joined, and begin.
         ended: told of each step.
+        waits: steps wait until it is known what becomes of their gradients.
 
     Attributes:
         members: of each settled round, how many workers contributed.
@@ -64,6 +65,7 @@ class PredictedJob:
     compute_s: Callable[[int, int], float]
     begun: Callable[[], None]
     ended: Callable[[StepEnd], None]
+    waits: bool = True
     members: list[int] = field(default_factory=list)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
     _ready: int = 0
@@ -78,12 +80,13 @@ class PredictedJob:
     def inbox(self, life: Life) -> RoundInbox:
         """Return where results go at a worker."""
         self._learners[life] = _Learner(self, life)
-        return self._learners[life].inbox
+        return self._learners[life].steps.inbox
 
     async def train(self, life: Life) -> None:
         """Make steps."""
         learner = self._learners[life]
-        await learner.take_state()
+        assert life.daemon is not None, "it has joined"
+        await learner.steps.begin(life.daemon)
         self._ready += 1
         if self._ready == self.workers:
             self.begun()
@@ -94,7 +97,7 @@ class PredictedJob:
 
     def progress(self, life: Life) -> int:
         """Return how many steps a worker has made."""
-        return self._learners[life].steps
+        return self._learners[life].count
 
     def settled(self, result: RoundResult) -> None:
         """Take a result that a worker applies; the first one counts."""
@@ -103,29 +106,37 @@ class PredictedJob:
 
 
 class _Learner:
-    """The training thread of one worker."""
+    """The training thread of one worker; of gradients it knows from which versions they were computed."""
 
     def __init__(self, job: PredictedJob, life: Life) -> None:
-        self.inbox = RoundInbox(job.workers, self._copy_state)
-        self.steps = 0
         self._job, self._life = job, life
-        self._version = 0
-        self._kept: list[int] = []
-        """From which version each gradient was computed that is kept for the next step."""
         self._gradient = memoryview(bytes(job.size_bytes))
-        self._news = asyncio.Event()
-        self.inbox.news = self._news.set
+        self._delays: list[int] = []
+        self._lost = self.count = 0
+        self.size_bytes, self.dtype = padded_bytes(job.size_bytes), "float32"
+        self.steps = RoundSteps(
+            self,
+            LoopWaits(lambda: 0.0),
+            together=job.workers,
+            passes_late=job.method is Method.PARTIAL,
+            waits_for_rounds=job.waits,
+        )
 
     async def step(self) -> None:
         """Compute, offer, apply."""
         job, life = self._job, self._life
-        assert life.daemon is not None, "it has joined"
-        loop, own, step = life.fabric.loop, [*self._kept, self._version], self.steps
+        loop, step, version = life.fabric.loop, self.count, self.steps.version
         began_s = loop.time()
         await asyncio.sleep(job.compute_s(life.index, step))
         computed_s = loop.time()
-        delays, dropped = await self._offer(own)
-        self.steps += 1
+
+        def put(gathered: list[int], fresh: bool) -> bool:
+            gathered[:] = [version] if fresh else [*gathered, version]
+            return True
+
+        await self.steps.step(put)
+        self.count += 1
+        delays, self._delays, dropped, self._lost = tuple(self._delays), [], self._lost, 0
         job.ended(
             StepEnd(
                 worker=life.index,
@@ -133,56 +144,49 @@ class _Learner:
                 began_s=began_s,
                 computed_s=computed_s,
                 ended_s=loop.time(),
-                delays=tuple(delays),
+                delays=delays,
                 dropped=dropped,
             )
         )
 
-    async def _offer(self, own: list[int]) -> tuple[list[int], int]:
-        """Offer gradients that were computed from these versions; return their delays, or how many were dropped."""
-        job, daemon = self._job, self._life.daemon
-        assert daemon is not None, "it has joined"
-        self._kept = []
-        if await self.take_state():
-            return [], len(own)
-        result = self.inbox.buffer(padded_bytes(job.size_bytes))
-        buffers = ReduceBuffers(given=self._gradient, result=result, dtype="float32")
-        handle = daemon.reduce(buffers, ReduceOp.SUM, job.workers, own[-1], len(own), RATES)
-        handle.add_done_callback(lambda _: self._news.set())
-        while not handle.done():
-            await self._news.wait()
-            self._news.clear()
-            await self._apply_all()
-        outcome = handle.result()
-        if isinstance(outcome, act.PassOver):
-            self.inbox.give_back(result)
-            await self._apply_all()
-            self._kept = own if outcome.keep else []
-            return [], len(own) - len(self._kept)
-        await self._apply_all()
-        return [outcome.version - 1 - version for version in own], 0
+    # What is trained
 
-    async def _apply_all(self) -> None:
-        assert self._life.daemon is not None, "it has joined"
-        await self.take_state()
-        while (result := self.inbox.take()) is not None:
-            if result.version > self._version:
-                self._version = result.version
-                self._job.settled(result)
-            self.inbox.give_back(result.total)
-        self._life.daemon.applied(self._version)
+    def empty(self) -> list[int]:
+        """Return where versions go."""
+        return []
 
-    def _copy_state(self, is_loan: bool) -> StateImage:
-        return StateImage(version=self._version, image=memoryview(bytearray(self._job.size_bytes)))
+    def bytes_of(self, gathered: list[int]) -> memoryview:
+        """Return the bytes that travel."""
+        return self._gradient
 
-    async def take_state(self) -> bool:
-        """Take the state that was fetched, waiting while it comes; return whether there was any."""
-        assert self._life.daemon is not None, "it has joined"
-        coming = self.inbox.coming
-        if coming is None:
-            return False
-        state = await asyncio.shield(asyncio.wrap_future(coming))
-        self.inbox.took(coming)
-        self._version = state.version
-        self._life.daemon.applied(self._version)
-        return True
+    def add_earlier(self, gathered: list[int], earlier: list[int]) -> None:
+        """Add to gradients those of earlier steps."""
+        gathered[:0] = earlier
+
+    def rates(self) -> tuple[float, ...]:
+        """Return a learning rate."""
+        return RATES
+
+    def squares(self, gathered: list[int]) -> tuple[float, float]:
+        """Return that it is unknown how noisy gradients are."""
+        return 0.0, 0.0
+
+    def apply(self, result: RoundResult, total: memoryview) -> None:
+        """Tell the job."""
+        self._job.settled(result)
+
+    def write(self, *, is_loan: bool) -> memoryview:
+        """Return as many bytes as the weights have."""
+        return memoryview(bytearray(self._job.size_bytes))
+
+    def read(self, image: memoryview, *, is_loan: bool) -> None:
+        """Nobody looks at it."""
+
+    def included(self, offered: Offered[list[int]], outcome: RoundOutcome) -> None:
+        """Note how late each gradient is."""
+        before = offered.computed_from + outcome.delay
+        self._delays += [before - version for version in offered.gathered]
+
+    def dropped(self, gathered: list[int]) -> None:
+        """Count it."""
+        self._lost += len(gathered)

@@ -1,10 +1,9 @@
 """Jobs without a server whose workers apply settled rounds by themselves.
 
-A worker does what ``RoundOptimizer`` does, in the same order; what its training thread tells the daemon, and
-hears, takes a moment each time. Its model is what it was made of: a digest of where it began and of all results that
-were applied. A gradient says whose it is and of which step; where steps do not wait, those of later steps are added up
-while one is on its way. With overlap it grows row by row while it is offered; now and then backward takes much longer
-than usual in the middle, or breaks off.
+What a worker does in its steps is ``RoundSteps``; what its training thread tells the daemon, and hears, takes a moment
+each time. Its model is what it was made of: a digest of where it began and of all results that were applied. A gradient
+says whose it is and of which step. With overlap it grows row by row while it is offered; now and then backward takes
+much longer than usual in the middle, or breaks off.
 """
 
 from __future__ import annotations
@@ -19,18 +18,17 @@ import numpy as np
 
 from mlfabric import clock
 from mlfabric.channels.progress import Progress
-from mlfabric.errors import TransferError
 from mlfabric.lab.fabric import Life
+from mlfabric.lab.loop_waits import LoopWaits
 from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in
 from mlfabric.lab.step_witness import StepWitness
-from mlfabric.model.round_options import MOST_KEPT, RoundOptions
+from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
-from mlfabric.protocol import ReduceOp
-from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
-from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
+from mlfabric.worker_daemon.round_steps import Offered, RoundOutcome, RoundSteps
 
 __all__ = ["StepJob"]
 
@@ -62,7 +60,7 @@ class StepJob:
         compute_s: the least and the most that a step takes.
         workers: how many begin together.
         overlap: gradients are offered while backward makes them.
-        waits: steps wait until it is known what becomes of their gradients.
+        waits: steps wait until it is known what becomes of their gradients; always with overlap.
         breaks: whether backward stalls and breaks off now and then.
         noise: the variance of the gradients that they tell of, where the square of their true mean is 1.
     """
@@ -97,13 +95,13 @@ class StepJob:
     def inbox(self, life: Life) -> RoundInbox:
         """Return where results go at a worker."""
         self._learners[life] = _Learner(self, life, len(self._learners))
-        return self._learners[life].inbox
+        return self._learners[life].steps.inbox
 
     async def train(self, life: Life) -> None:
         """Make steps."""
         assert life.number < ROW - 1, "there are more lives than a row has room for"
         learner = self._learners[life]
-        await learner.take_state()
+        await learner.steps.begin(learner)
         while not life.leaves:
             await learner.step()
 
@@ -112,263 +110,170 @@ class StepJob:
         return self.witness.finished[life.number]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Sent:
-    """Gradients that were offered, their sum, and what will become of them; ``total`` is of the round they are in."""
+class _Gathered:
+    """Memory for the sum of gradients, and which those are."""
 
-    own: frozenset[Gradient]
-    gathered: np.ndarray
-    computed_from: int
-    buffers: ReduceBuffers
-    handle: asyncio.Future[Any]
-    total: np.ndarray | None = None
+    def __init__(self, size: int) -> None:
+        self.sum = np.zeros(size, np.float32)
+        self.own: frozenset[Gradient] = frozenset()
+
+    def put(self, own: Gradient, gradient: np.ndarray, part: slice, *, fresh: bool) -> None:
+        """Put a part of a gradient in, or add it."""
+        self.sum[part] = gradient[part] if fresh else self.sum[part] + gradient[part]
+        self.own = frozenset({own}) if fresh else self.own | {own}
 
 
 class _Learner:
     """The training thread of one worker."""
 
     def __init__(self, job: StepJob, life: Life, number: int) -> None:
-        self.inbox = RoundInbox(job.workers, self._copy_state, SEGMENTS if job.overlap else 1)
         self._job, self._life = job, life
         self.digest = sha256(f"begins as {number}".encode()).digest()
-        self._is_lent = False
-        self._version = self._steps = 0
+        self._count = 0
         self._offers = EarlyOffers()
-        self._gathered = self._spare = np.zeros(job.rows * ROW, np.float32)
-        if not job.waits:
-            self._spare = np.zeros_like(self._gathered)
-        self._gradients: frozenset[Gradient] = frozenset()
-        self._sent: _Sent | None = None
-        self._news = asyncio.Event()
-        self.inbox.news = self._news.set
+        self._found: dict[Any, tuple[RoundResult, np.ndarray]] = {}
+        """In which rounds gradients are that were offered, and the totals of those."""
+        self.size_bytes, self.dtype = padded_bytes(job.rows * ROW * 4), "float32"
+        self.steps = RoundSteps(
+            self,
+            LoopWaits(lambda: life.draw.uniform(0.0, MOST_LATE_S)),
+            together=job.workers,
+            passes_late=job.method is Method.PARTIAL,
+            waits_for_rounds=job.waits,
+            segments=SEGMENTS if job.overlap else 1,
+        )
 
     async def step(self) -> None:
         """Compute, offer, apply."""
-        step = self._steps
-        self._steps += 1
-        await (self._step_with_overlap if self._job.overlap else self._step)(step)
+        step, self._count = self._count, self._count + 1
+        own, gradient = (self._life.number, step), gradient_of(self._life.number, step, self._job.rows)
+        if self._job.overlap:
+            await self._step_with_overlap(own, gradient)
+        else:
+            await asyncio.sleep(self._life.draw.uniform(*self._job.compute_s))
+            await self._step(own, gradient)
         self._offers.begin(clock.monotonic_ns())
 
-    async def _step(self, step: int) -> None:
-        computed_from = self._version
-        await asyncio.sleep(self._life.draw.uniform(*self._job.compute_s))
-        self._make(self._gathered, slice(None), gradient_of(self._life.number, step, self._job.rows))
-        await self._offer_whole(step, computed_from)
+    async def _step(self, own: Gradient, gradient: np.ndarray) -> None:
+        def put(gathered: _Gathered, fresh: bool) -> bool:
+            gathered.put(own, gradient, slice(None), fresh=fresh)
+            return True
 
-    def _make(self, into: np.ndarray, part: slice, gradient: np.ndarray, *, fresh: bool | None = None) -> None:
-        """Add a part of a gradient to those of earlier steps."""
-        is_fresh = not self._gradients if fresh is None else fresh
-        into[part] = gradient[part] if is_fresh else into[part] + gradient[part]
+        await self.steps.step(put)
 
-    async def _offer_whole(self, step: int, computed_from: int) -> None:
-        """Offer a gradient that is complete, unless earlier ones are on their way or the model is fetched."""
-        self._gradients |= {(self._life.number, step)}
-        if await self.take_state():
-            self._drop_gathered()
-            return
-        await self._cross()
-        if self._job.waits:
-            await self._became_of(self._offer(self._gradients, computed_from))
-            return
-        sent = self._sent
-        if sent is not None and not sent.handle.done() and len(sent.own) + len(self._gradients) < MOST_KEPT:
-            await self._apply_all()
-            return
-        self._sent = None
-        if sent is not None:
-            await self._became_of(sent)
-        else:
-            await self._apply_all()
-        self._sent = self._offer(self._gradients, computed_from)
-
-    def _offer(self, own: frozenset[Gradient], computed_from: int, growth: GradientGrowth | None = None) -> _Sent:
-        assert len(own) <= MOST_KEPT, f"life {self._life.number} keeps {sorted(own)}"
-        gathered, self._gathered, self._gradients = self._gathered, self._spare, frozenset()
-        self._spare = gathered
-        return self._give(own, gathered, computed_from, growth)
-
-    def _give(
-        self,
-        own: frozenset[Gradient],
-        gathered: np.ndarray,
-        computed_from: int,
-        growth: GradientGrowth | None = None,
-    ) -> _Sent:
-        assert self._life.daemon is not None, "it has joined"
-        given = gathered.data.cast("B").toreadonly()
-        result, rates = self.inbox.buffer(padded_bytes(given.nbytes)), (float(self._life.number),)
-        squares = self._job.noise + 1.0, self._job.noise / self._job.workers + 1.0
-        buffers = ReduceBuffers(given=given, result=result, dtype="float32", growth=growth)
-        reduce, together = self._life.daemon.reduce, self._job.workers
-        told_from = computed_from if self._job.waits else self._version
-        handle = reduce(buffers, ReduceOp.SUM, together, told_from, len(own), rates, squares)
-        sent = _Sent(own=own, gathered=gathered, computed_from=computed_from, buffers=buffers, handle=handle)
-        handle.add_done_callback(lambda done: self._settled(sent, done))
-        return sent
-
-    def _settled(self, sent: _Sent, done: asyncio.Future[Any]) -> None:
-        """Keep what gradients are in: the result's memory is used again once it was applied."""
-        is_known = not done.cancelled() and done.exception() is None and sent.total is None
-        if is_known and not isinstance(done.result(), act.PassOver):
-            sent.total = self._total(done.result())
-
-    async def _became_of(self, sent: _Sent) -> None:
-        """Wait until it is known what becomes of gradients, and apply what is settled."""
-        own, growth, life = sent.own, sent.buffers.growth, self._life
-        outcome = await self._outcome_of(sent.handle)
-        self._settled(sent, sent.handle)
-        assert gradients_in(sent.gathered) == own, f"life {life.number}: its gradients {sorted(own)} were written to"
-        if isinstance(outcome, act.PassOver):
-            self.inbox.give_back(sent.buffers.result)
-            if growth is not None and growth.is_late and not outcome.keep:
-                life.fabric.note(f"{life.name}: {sorted(own)} are offered again: {outcome.reason}")
-                await self._became_of(self._give(own, sent.gathered, sent.computed_from))
-                return
-            life.fabric.note(f"{life.name}: {sorted(own)}: {'kept' if outcome.keep else 'dropped'}: {outcome.reason}")
-            if outcome.keep:
-                self._keep(sent)
-            await self._cross()
-            await self._apply_all()
-            if not outcome.keep:
-                self._job.witness.dropped(own)
-            return
-        delay = outcome.version - 1 - sent.computed_from
-        assert sent.total is not None, "it was settled"
-        self._job.witness.included(own, outcome, sent.total, delay)
-        life.fabric.note(f"{life.name}: {sorted(own)} are in round {outcome.version}, delay {delay}")
-        await self._cross()
-        await self._apply_all()
-
-    async def _outcome_of(self, handle: asyncio.Future[Any]) -> Any:
-        """Wait for it, and apply what is settled meanwhile."""
-        handle.add_done_callback(lambda _: self._news.set())
-        while not handle.done():
-            await self._news.wait()
-            self._news.clear()
-            if not handle.done():
-                await self._cross()
-                await self._apply_all()
-        return handle.result()
-
-    def _keep(self, sent: _Sent) -> None:
-        if self._gradients:
-            self._gathered += sent.gathered
-        else:
-            self._gathered, self._spare = sent.gathered, self._gathered
-        self._gradients |= sent.own
-
-    # Overlap with backward
-
-    async def _step_with_overlap(self, step: int) -> None:
+    async def _step_with_overlap(self, own: Gradient, gradient: np.ndarray) -> None:
         """Offer a gradient while it grows."""
-        job, draw, computed_from, into = self._job, self._life.draw, self._version, self._gathered
-        gradient, lasts_s = gradient_of(self._life.number, step, job.rows), draw.uniform(*job.compute_s)
-        own, fresh = self._gradients | {(self._life.number, step)}, not self._gradients
+        job, draw, steps, fresh = self._job, self._life.draw, self.steps, self.steps.is_fresh
+        lasts_s = draw.uniform(*job.compute_s)
         pieces = [slice(start, end) for start, end in pairwise(_ends_of_pieces(job.rows))]
         breaks_in = draw.randrange(len(pieces)) if job.breaks and draw.random() < BREAKS else None
-        offered: _Sent | None = None
-        growth, made_ns = None, dict[int, int]()
+        offered: Offered[_Gathered] | None = None
+        growth, made_ns, begun = None, dict[int, int](), 0
         await asyncio.sleep(FORWARD * lasts_s)
         for number, piece in enumerate(pieces):
             times = draw.uniform(*STALL_TIMES) if job.breaks and draw.random() < STALLS else 1.0
             await asyncio.sleep(times * (1 - FORWARD) * lasts_s / len(pieces))
             if number == breaks_in:
-                await self._break_off(own, offered)
+                if offered is None:
+                    job.witness.dropped(frozenset({own}))
+                else:
+                    await steps.give_up(offered, "backward broke off")
                 return
-            self._make(into, piece, gradient, fresh=fresh)
             made_ns[number] = now_ns = clock.monotonic_ns()
-            is_late = job.method is Method.PARTIAL and (self._sent is not None or not self.inbox.is_empty)
-            if offered is None and self.inbox.coming is None and not is_late:
-                patience_s = self._offers.patience_s(number, now_ns)
-                if patience_s is not None:
-                    growth = GradientGrowth(progress=Progress(into.nbytes), patience_s=patience_s)
-                    offered = self._offer(own, computed_from, growth)
-            if growth is not None and number < len(pieces) - 1:
-                growth.progress.advance(4 * piece.stop)
+            if offered is None and (patience_s := self._offers.patience_s(number, now_ns)) is not None:
+                growth = GradientGrowth(progress=Progress(self.size_bytes), patience_s=patience_s)
+                offered = steps.offer_growing(growth)
+            if offered is not None and growth is not None:
+                offered.gathered.put(own, gradient, slice(begun, piece.stop), fresh=fresh)
+                begun = piece.stop
+                if number < len(pieces) - 1:
+                    growth.progress.advance(4 * piece.stop)
         self._offers.ended(made_ns, clock.monotonic_ns())
         if offered is None or growth is None:
-            await self._offer_whole(step, computed_from)
+            await self._step(own, gradient)
             return
         growth.progress.advance(growth.progress.size_bytes)
-        if job.waits:
-            await self._became_of(offered)
-        else:
-            self._sent = offered
-            await self._apply_all()
+        await steps.end_growing(offered, is_finite=True)
 
-    async def _break_off(self, own: frozenset[Gradient], offered: _Sent | None) -> None:
-        """Have a gradient that will not be whole be in no round; those of earlier steps are in it and are lost, too."""
+    # What is trained
+
+    def empty(self) -> _Gathered:
+        """Return memory for gradients."""
+        return _Gathered(self._job.rows * ROW)
+
+    def bytes_of(self, gathered: _Gathered) -> memoryview:
+        """Return the bytes that travel."""
+        return gathered.sum.data.cast("B").toreadonly()
+
+    def add_earlier(self, gathered: _Gathered, earlier: _Gathered) -> None:
+        """Add to gradients those of earlier steps."""
+        gathered.sum += earlier.sum
+        gathered.own |= earlier.own
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the number of the life, so that the mean says whose are in a round."""
+        return (float(self._life.number),)
+
+    def squares(self, gathered: _Gathered) -> tuple[float, float]:
+        """Return what gradients of the job's noise have."""
+        return self._job.noise + 1.0, self._job.noise / self._job.workers + 1.0
+
+    def apply(self, result: RoundResult, total: memoryview) -> None:
+        """Make the next model."""
+        values = self._values(total)
+        before, after = self.digest, sha256(self.digest + values.tobytes()).digest()
+        self._job.witness.applied(self._life.number, result, values, before, after)
+        self.digest = after
+
+    def _values(self, total: memoryview) -> np.ndarray:
+        return np.frombuffer(total, np.float32)[: self._job.rows * ROW].copy()
+
+    def write(self, *, is_loan: bool) -> memoryview:
+        """Return the digest, as often as makes an image of the model's size."""
+        return memoryview(bytearray(self.digest * (self._job.rows * ROW * 4 // DIGEST_BYTES)))
+
+    def read(self, image: memoryview, *, is_loan: bool) -> None:
+        """Install the digest of a peer."""
+        self.digest = bytes(image[:DIGEST_BYTES])
+        assert bytes(image) == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
+        self._job.witness.fetched += not is_loan
+        self._job.witness.lent += is_loan
+
+    def included(self, offered: Offered[_Gathered], outcome: RoundOutcome) -> None:
+        """Tell the witness."""
+        gathered, life = offered.gathered, self._life
+        assert gradients_in(gathered.sum) == gathered.own, f"{life.name}: gradients {gathered.own} were written to"
+        result, total = self._found.pop(offered.outcome)
+        self._job.witness.included(gathered.own, result, total, outcome.delay)
+        life.fabric.note(f"{life.name}: {sorted(gathered.own)} are in round {result.version}, delay {outcome.delay}")
+
+    def dropped(self, gathered: _Gathered) -> None:
+        """Tell the witness."""
+        self._life.fabric.note(f"{self._life.name}: {sorted(gathered.own)} are in no round")
+        self._job.witness.dropped(gathered.own)
+
+    # The daemon
+
+    def offer(self, buffers: ReduceBuffers, *request: Any) -> asyncio.Future[Any]:
+        """Offer gradients for a round."""
         assert self._life.daemon is not None, "it has joined"
-        if offered is not None:
-            assert offered.buffers.growth is not None, "it grew"
-            self._life.daemon.withdraw(offered.buffers.growth, "backward broke off")
-            passed = await offered.handle
-            assert isinstance(passed, act.PassOver), f"{sorted(own)} are half made, and in {passed}"
-            self._life.fabric.note(f"{self._life.name}: {sorted(own)}: {passed.reason}")
-            self.inbox.give_back(offered.buffers.result)
-        else:
-            self._gradients = frozenset()
-        self._job.witness.dropped(own)
+        outcome = self._life.daemon.offer(buffers, *request)
+        outcome.add_done_callback(self._settled)
+        return outcome
 
-    def _drop_gathered(self) -> None:
-        self._job.witness.dropped(self._gradients)
-        self._gradients = frozenset()
+    def _settled(self, outcome: asyncio.Future[Any]) -> None:
+        """Keep what gradients are in: the result's memory is used again once it was applied."""
+        is_known = not outcome.cancelled() and outcome.exception() is None
+        if is_known and isinstance(result := outcome.result(), RoundResult):
+            with self.steps.inbox.in_order(result) as total:
+                self._found[outcome] = result, self._values(total)
 
-    async def _cross(self) -> None:
-        """Go on a little later, as a thread does."""
-        await asyncio.sleep(self._life.draw.uniform(0.0, MOST_LATE_S))
-
-    def _total(self, result: RoundResult) -> np.ndarray:
-        with self.inbox.in_order(result) as total:
-            return np.frombuffer(total, np.float32)[: self._job.rows * ROW].copy()
-
-    async def _apply_all(self) -> None:
+    def withdraw(self, growth: GradientGrowth, reason: str) -> None:
+        """Have gradients that are offered while they are made be in no round."""
         assert self._life.daemon is not None, "it has joined"
-        await self.take_state()
-        while (result := self.inbox.take()) is not None:
-            await self._cross()
-            if result.version > self._version:
-                self._apply(result)
-            self.inbox.give_back(result.total)
-        await self._cross()
-        self._life.daemon.applied(self._version)
+        self._life.daemon.withdraw(growth, reason)
 
-    def _apply(self, result: RoundResult) -> None:
-        version, life = result.version, self._life
-        assert version == self._version + 1, f"round {version} came to {life.name}'s model of version {self._version}"
-        assert not self._is_lent, f"round {version} came to {life.name}, who was lent its weights"
-        total = self._total(result)
-        before, after = self.digest, sha256(self.digest + total.tobytes()).digest()
-        self._job.witness.applied(life.number, result, total, before, after)
-        self._version, self.digest = version, after
-
-    # State for and from peers
-
-    def _copy_state(self, is_loan: bool) -> StateImage:
-        """Copy the digest, as often as makes an image of the model's size."""
-        if self._is_lent and not is_loan:
-            raise TransferError("the weights are lent")
-        times = self._job.rows * ROW * 4 // DIGEST_BYTES
-        return StateImage(version=self._version, image=memoryview(bytearray(self.digest * times)))
-
-    async def take_state(self) -> bool:
-        """Install the state that was fetched, waiting while it comes; return whether there was any."""
+    def applied(self, version: int) -> None:
+        """Say that all rounds up to this version are applied."""
         assert self._life.daemon is not None, "it has joined"
-        coming = self.inbox.coming
-        if coming is None:
-            return False
-        state = await asyncio.shield(asyncio.wrap_future(coming))
-        await self._cross()
-        self.inbox.took(coming)
-        if state.image is not None:
-            image = bytes(state.image)
-            self.digest = image[:DIGEST_BYTES]
-            assert image == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
-            self._job.witness.fetched += not state.is_loan
-            self._job.witness.lent += state.is_loan
-        self._is_lent = state.is_loan
-        self._version = state.version
-        self._life.fabric.note(f"{self._life.name} has the state of version {self._version}")
-        await self._cross()
-        self._life.daemon.applied(self._version)
-        return True
+        self._life.daemon.applied(version)

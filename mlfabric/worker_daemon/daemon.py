@@ -225,6 +225,18 @@ class WorkerDaemon:
         )
         return self._reductions.reduce(request, buffers)
 
+    def offer(
+        self,
+        buffers: ReduceBuffers,
+        together: int,
+        computed_from: int,
+        updates: int,
+        rates: tuple[float, ...],
+        squares: tuple[float, float],
+    ) -> asyncio.Future[Any]:
+        """Offer gradients for a round; see :meth:`reduce`."""
+        return self.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates, squares)
+
     # The session
 
     async def _register(self, stub: fabric_pb2_grpc.FabricServiceAsyncStub) -> fabric_pb2.Admission:

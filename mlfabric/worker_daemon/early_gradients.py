@@ -11,35 +11,19 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 
 from mlfabric import clock
 from mlfabric.channels.progress import Progress
 from mlfabric.errors import UsageError
-from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
-from mlfabric.worker_daemon.thread import OfferFuture, ThreadDaemon
+from mlfabric.worker_daemon.round_steps import NOT_FINITE, Offered
+from mlfabric.worker_daemon.thread import ThreadDaemon
 
-__all__ = ["NOT_FINITE", "EarlyGradients", "Offered"]
-
-NOT_FINITE = "it has NaN or Inf"
-
-
-class Offered(NamedTuple):
-    """Gradients that were offered: from which version the newest is, with which rates, and what will become of them.
-
-    ``gathered`` is their sum, of as many as ``updates``.
-    """
-
-    buffers: ReduceBuffers
-    computed_from: int
-    rates: tuple[float, ...]
-    outcome: OfferFuture
-    gathered: torch.Tensor
-    updates: int
+__all__ = ["EarlyGradients"]
 
 
 @dataclass(slots=True)
@@ -55,7 +39,7 @@ class _Step:
     inside: set[int] = field(default_factory=set)
     whole: int = 0
     growth: GradientGrowth | None = None
-    offered: Offered | None = None
+    offered: Offered[torch.Tensor] | None = None
 
 
 class EarlyGradients:
@@ -72,25 +56,19 @@ class EarlyGradients:
         self,
         flat: FlatGradients,
         daemon: ThreadDaemon,
-        offer: Callable[[GradientGrowth], Offered | None],
-        give_up: Callable[[Offered, str], None],
+        offer: Callable[[GradientGrowth], Offered[torch.Tensor] | None],
+        give_up: Callable[[Offered[torch.Tensor], str], None],
     ) -> None:
         self._flat, self._daemon = flat, daemon
         self._offer, self._give_up = offer, give_up
         self._offers, self._lock = EarlyOffers(), threading.Lock()
         self._step: _Step | None = None
-        self._into: torch.Tensor
         self._fresh, self._is_accumulating = True, False
         self._handles = flat.when_made(self.made)
 
-    def begin(self, into: torch.Tensor, *, fresh: bool) -> None:
-        """Say that a step begins.
-
-        Args:
-            into: the flat tensor that its gradient is to be added to.
-            fresh: nothing of earlier steps is in that.
-        """
-        self._into, self._fresh = into, fresh
+    def begin(self, *, fresh: bool) -> None:
+        """Say that a step begins; ``fresh``: its gradient is not added to those of earlier steps."""
+        self._fresh = fresh
         self._offers.begin(clock.monotonic_ns())
 
     def stop(self) -> None:
@@ -148,13 +126,13 @@ class EarlyGradients:
             step.growth = growth
             self._put(step, step.offered, list(step.taken))
 
-    def _put(self, step: _Step, offered: Offered, places: list[int]) -> None:
+    def _put(self, step: _Step, offered: Offered[torch.Tensor], places: list[int]) -> None:
         """Copy gradients, and let them leave unless they are not finite."""
         assert step.growth is not None, "it was offered with it"
         for i in places:
-            self._flat.add_one(self._into, i, fresh=self._fresh)
+            self._flat.add_one(offered.gathered, i, fresh=self._fresh)
             step.inside.add(i)
-        if not all(self._flat.is_finite(self._into, i) for i in places):
+        if not all(self._flat.is_finite(offered.gathered, i) for i in places):
             self._daemon.withdraw(step.growth, NOT_FINITE)
             return
         while step.whole in step.inside:
@@ -168,7 +146,7 @@ class EarlyGradients:
             self._give_up(step.offered, reason)
             self._fresh = True
 
-    def complete(self, rates: tuple[float, ...]) -> tuple[Offered, bool] | None:
+    def complete(self, rates: tuple[float, ...]) -> tuple[Offered[torch.Tensor], bool] | None:
         """End a step; return its gradient if it was offered, and whether it is finite; else it is withdrawn.
 
         Args:
@@ -183,7 +161,7 @@ class EarlyGradients:
         try:
             self._check_unchanged(step, rates)
             if step.offered is not None:
-                is_finite = self._flat.add_into(self._into, fresh=self._fresh, but=step.inside)
+                is_finite = self._flat.add_into(step.offered.gathered, fresh=self._fresh, but=step.inside)
         except UsageError as error:
             self._drop(str(error))
             raise

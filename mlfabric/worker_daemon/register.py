@@ -248,7 +248,7 @@ def wrap(
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
         wait: partial: whether ``step`` waits for the round that its gradient is in; yes unless given. If not, rounds
-            are made while the worker computes, from weights that are at least one round older.
+            are made while the worker computes, from weights that are at least one round older. Not with overlap.
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
             that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
             before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap

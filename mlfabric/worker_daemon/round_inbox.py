@@ -145,19 +145,6 @@ class RoundInbox:
         with self._lock:
             return self._results.popleft() if self._results and self._state is None else None
 
-    def take_state(self) -> StateImage | None:
-        """Take the state that was fetched, waiting while it comes; None if there is nothing to take.
-
-        Raises:
-            FabricClosedError: this worker has left the fabric.
-        """
-        coming = self.coming
-        if coming is None:
-            return None
-        image = coming.result()
-        self.took(coming)
-        return image
-
     @property
     def coming(self) -> Future[StateImage] | None:
         """The state that is here or on its way; None if there is nothing to take."""

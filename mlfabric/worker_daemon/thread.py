@@ -157,9 +157,8 @@ class ThreadDaemon:
         rates: tuple[float, ...],
         squares: tuple[float, float],
     ) -> OfferFuture:
-        """Offer a gradient for the next round; see ``WorkerDaemon.reduce``."""
-        daemon = self._daemon
-        return self._ask(lambda: daemon.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates, squares))
+        """Offer gradients for a round; see ``WorkerDaemon.reduce``."""
+        return self._ask(lambda: self._daemon.offer(buffers, together, computed_from, updates, rates, squares))
 
     def withdraw(self, growth: GradientGrowth, reason: str) -> None:
         """Say that a gradient which is offered while it is made is to be in no round."""

@@ -29,26 +29,24 @@ class Value(torch.nn.Module):
         return float(self.w.detach().mean())
 
 
-def step(worker: Any, model: Value, gradient: float, *, overlap: bool = False) -> None:
+def step(worker: Any, model: Value, gradient: float) -> None:
     model.w.grad = torch.full_like(model.w, gradient)
-    if overlap:
-        worker.ready(model.w)
     worker.step()
 
 
-@pytest.fixture(params=[False, True], ids=["whole", "overlap"])
-def pair(request: pytest.FixtureRequest) -> Any:
-    """Two workers whose rounds have both, their models, and whether gradients leave early."""
-    overlap, models, workers = request.param, [Value(), Value()], dict[int, Any]()
+@pytest.fixture
+def pair() -> Any:
+    """Two workers whose rounds have both, and their models."""
+    models, workers = [Value(), Value()], dict[int, Any]()
     with Fabric() as running:
 
         def join(rank: int) -> None:
             optimizer, settings = torch.optim.SGD(models[rank].parameters(), lr=1.0), running.settings(f"w{rank}")
-            options = {"method": "partial", "quorum": "full", "wait": False, "workers": 2, "overlap": overlap}
+            options: dict[str, Any] = {"method": "partial", "quorum": "full", "wait": False, "workers": 2}
             workers[rank] = mlfabric.wrap(optimizer, models[rank], settings=settings, **options)
 
         together(*(lambda rank=rank: join(rank) for rank in range(2)))
-        yield running, [workers[0], workers[1]], models, overlap
+        yield running, [workers[0], workers[1]], models
         for worker in workers.values():
             worker.leave()
 
@@ -68,12 +66,12 @@ def finished(workers: list[Any], version: int) -> None:
 
 
 def test_a_step_returns_while_its_gradient_is_on_its_way_and_later_ones_are_added_up(pair: Any) -> None:
-    running, (fast, slow), (model, other), overlap = pair
+    running, (fast, slow), (model, other) = pair
     for gradient in (1.0, 2.0, 4.0):
-        step(fast, model, gradient, overlap=overlap)
+        step(fast, model, gradient)
     assert (fast.waiting, fast.version, fast.last) == (3, 0, None)
 
-    step(slow, other, 3.0, overlap=overlap)
+    step(slow, other, 3.0)
     settled(running, 1)
     finished([fast, slow], 1)
     assert model.value == other.value == -(1.0 + 3.0) / 2
@@ -88,9 +86,9 @@ def test_a_step_returns_while_its_gradient_is_on_its_way_and_later_ones_are_adde
 
 
 def test_a_worker_with_many_gradients_in_no_round_waits(pair: Any) -> None:
-    _, (fast, slow), (model, other), overlap = pair
+    _, (fast, slow), (model, other) = pair
     for _ in range(MOST_KEPT - 1):
-        step(fast, model, 1.0, overlap=overlap)
+        step(fast, model, 1.0)
     going_on = threading.Thread(target=lambda: step(fast, model, 1.0), daemon=True)
     going_on.start()
     going_on.join(0.2)
@@ -103,7 +101,7 @@ def test_a_worker_with_many_gradients_in_no_round_waits(pair: Any) -> None:
 
 
 def test_what_is_not_finite_takes_those_with_it_that_it_was_added_to(pair: Any) -> None:
-    running, (fast, slow), (model, other), _ = pair
+    running, (fast, slow), (model, other) = pair
     for gradient in (1.0, 2.0, math.nan, 4.0):
         step(fast, model, gradient)
     assert (fast.tally.dropped, fast.waiting) == (2, 2)

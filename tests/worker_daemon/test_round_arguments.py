@@ -31,6 +31,10 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
             {"method": "elastic", "members": "chosen", "overlap": True},
             "members='chosen' with overlap=True; allowed: without",
         ),
+        (
+            {"method": "partial", "wait": False, "overlap": True},
+            "wait=False with overlap=True; allowed: one of them",
+        ),
         ({"method": "partial", "members": "all"}, "members='all' with method partial; allowed: with elastic only"),
     ],
 )

@@ -1,0 +1,416 @@
+"""What a worker does with its steps' gradients: it offers them for rounds, and applies the rounds that are settled.
+
+One for training threads and for workers in virtual time. What is trained, and how to wait, is given. All waits are in
+coroutines: in virtual time others go on meanwhile; in a training thread they block it, so that :func:`at_once` runs a
+coroutine to its end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from mlfabric.errors import FabricError, TransferError
+from mlfabric.model.round_options import MOST_KEPT
+from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.round_actions import PassOver
+from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
+
+__all__ = ["NOT_FINITE", "Offered", "RoundOutcome", "RoundSteps", "RoundTally", "Trained", "Waits", "at_once"]
+
+NOT_FINITE = "it has NaN or Inf"
+FETCHED = "the model was fetched from a peer meanwhile"
+
+T = TypeVar("T")
+Known_co = TypeVar("Known_co", covariant=True)
+G = TypeVar("G")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOutcome:
+    """What became of a step's gradient.
+
+    Args:
+        included: it is in a round.
+        version: how many rounds the model has applied now.
+        workers: how many contributed to the round that it is in; 0 if it is in none.
+        delay: how many rounds were settled between the model that it was computed from and its own.
+        reason: why it is not in a round; "" if it is.
+    """
+
+    included: bool
+    version: int
+    workers: int
+    delay: int
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class RoundTally:
+    """How many of this worker's gradients were in a round, were kept for the next one, or dropped."""
+
+    included: int = 0
+    kept: int = 0
+    dropped: int = 0
+
+
+class Answer(Protocol[Known_co]):
+    """What will be known some day: a future of a thread or of an event loop."""
+
+    def done(self) -> bool:
+        """Tell whether it is known."""
+
+    def result(self) -> Known_co:
+        """Return it; of a thread's, wait for it."""
+
+    def add_done_callback(self, told: Callable[[Any], object], /) -> None:
+        """Have it said when it is known."""
+
+
+class Offered(NamedTuple, Generic[G]):
+    """Gradients that were offered: from which version the newest is, and what will become of them.
+
+    ``gathered`` is their sum, of as many as ``updates``; ``rates`` are those of the optimizer.
+    """
+
+    gathered: G
+    updates: int
+    computed_from: int
+    rates: tuple[float, ...]
+    buffers: ReduceBuffers
+    outcome: Answer[RoundResult | PassOver]
+
+
+class Trained(Protocol[G]):
+    """What a worker trains; G is memory for the sum of its gradients."""
+
+    size_bytes: int
+    dtype: str
+
+    def empty(self) -> G:
+        """Return memory for gradients."""
+
+    def bytes_of(self, gathered: G) -> memoryview:
+        """Return the bytes that travel."""
+
+    def add_earlier(self, gathered: G, earlier: G) -> None:
+        """Add to gradients those of earlier steps."""
+
+    def rates(self) -> tuple[float, ...]:
+        """Return the numbers of the optimizer as they are now."""
+
+    def squares(self, gathered: G) -> tuple[float, float]:
+        """Return the squared norms of these gradients, and of the last round's sum; zeros unless they are wanted."""
+
+    def apply(self, result: RoundResult, total: memoryview) -> None:
+        """Make a step with a round's sum; its bytes are as those of gradients."""
+
+    def write(self, *, is_loan: bool) -> memoryview:
+        """Return weights and optimizer state, or the weights alone; called in any thread."""
+
+    def read(self, image: memoryview, *, is_loan: bool) -> None:
+        """Install what a peer's ``write`` has returned."""
+
+    def included(self, offered: Offered[G], outcome: RoundOutcome) -> None:
+        """Take the news that gradients are in a round."""
+
+    def dropped(self, gathered: G) -> None:
+        """Take the news that gradients are in no round and never will be."""
+
+
+class Daemon(Protocol):
+    """What carries out what is asked for; see ``WorkerDaemon``."""
+
+    def offer(
+        self,
+        buffers: ReduceBuffers,
+        together: int,
+        computed_from: int,
+        updates: int,
+        rates: tuple[float, ...],
+        squares: tuple[float, float],
+        /,
+    ) -> Answer[RoundResult | PassOver]:
+        """Offer gradients for a round."""
+
+    def withdraw(self, growth: GradientGrowth, reason: str, /) -> None:
+        """Have gradients that are offered while they are made be in no round."""
+
+    def applied(self, version: int, /) -> None:
+        """Say that all rounds up to this version are applied."""
+
+
+class Waits(Protocol):
+    """How a worker waits; ``wake`` may be called in any thread."""
+
+    def wake(self) -> None:
+        """End the wait for news, or the next one."""
+
+    async def news(self) -> None:
+        """Wait until ``wake`` was called since the last wait."""
+
+    async def known(self, answer: Answer[T]) -> T:
+        """Wait for an answer."""
+
+    async def crossing(self) -> None:
+        """Let the time pass that news takes from one thread to another."""
+
+
+def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose waits block the thread."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    raise AssertionError("a wait that does not block the thread")
+
+
+class RoundSteps(Generic[G]):
+    """The steps of one worker.
+
+    Args:
+        trained: what it trains.
+        waits: how it waits.
+        together: how many workers begin together, >= 1.
+        passes_late: gradients that have missed a round are kept for the next step, so they are not offered while they
+            grow (``partial``).
+        waits_for_rounds: a step waits until it is known what becomes of its gradients.
+        segments: see ``RoundInbox``.
+
+    Attributes:
+        inbox: what comes of rounds.
+        gathered: where the present step's gradient goes.
+        version: how many rounds the model has applied.
+        last: what became of the last step's gradient, or of the newest one of which that is known; None before that.
+        tally: what became of all of them.
+    """
+
+    def __init__(
+        self,
+        trained: Trained[G],
+        waits: Waits,
+        *,
+        together: int,
+        passes_late: bool,
+        waits_for_rounds: bool,
+        segments: int = 1,
+    ) -> None:
+        self._trained, self._waits = trained, waits
+        self._together, self._passes_late, self._waits_for_rounds = together, passes_late, waits_for_rounds
+        self.inbox = RoundInbox(together, self._copy_state, segments)
+        self.inbox.news = waits.wake
+        self.version = 0
+        self.last: RoundOutcome | None = None
+        self.tally = RoundTally()
+        self.gathered = trained.empty()
+        self._count = 0
+        """How many gradients are in ``gathered``, which were not offered, or not in vain."""
+        self._spare = self.gathered if waits_for_rounds else trained.empty()
+        self._sent: Offered[G] | None = None
+        """What is on its way, if steps do not wait for that."""
+        self._is_lent = False
+        self._state_lock = threading.Lock()
+        self._daemon: Daemon
+
+    async def begin(self, daemon: Daemon) -> None:
+        """Begin with a daemon that has joined."""
+        self._daemon = daemon
+        await self._take_state()
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether ``gathered`` has nothing of earlier steps."""
+        return not self._count
+
+    @property
+    def waiting(self) -> int:
+        """How many gradients are in no round yet, as far as this worker knows."""
+        return self._count + (0 if self._sent is None else self._sent.updates)
+
+    # Steps
+
+    async def step(self, put: Callable[[G, bool], bool]) -> None:
+        """Offer a gradient that is complete, and apply all rounds that are settled.
+
+        Args:
+            put: puts it into the memory that is given, in the place of what that has or added to it as the flag says;
+                returns whether the sum is finite. If it raises an error, nothing becomes of it.
+        """
+        computed_from = self.version
+        is_finite = put(self.gathered, self.is_fresh)
+        self._count += 1
+        if await self._take_state():
+            self._drop_gathered(FETCHED, computed_from)
+        elif not is_finite:
+            await self.apply_all()
+            self._drop_gathered(NOT_FINITE, computed_from)
+        elif self._waits_for_rounds:
+            await self._waits.crossing()
+            await self._became_of(self._offer(computed_from))
+        elif self._sent is not None and self._may_add_to(self._sent):
+            await self.apply_all()
+        else:
+            await self._sent_before()
+            self._sent = self._offer(computed_from)
+
+    def _may_add_to(self, sent: Offered[G]) -> bool:
+        return not sent.outcome.done() and sent.updates + self._count < MOST_KEPT
+
+    async def _sent_before(self) -> None:
+        """Wait until it is known what becomes of what is on its way, if anything is."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            await self._became_of(sent)
+        else:
+            await self.apply_all()
+
+    def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
+        """Offer what is gathered, and gather in other memory from now on."""
+        gathered, updates = self.gathered, self._count + (growth is not None)
+        self.gathered, self._spare, self._count = self._spare, gathered, 0
+        return self._give(gathered, updates, computed_from, growth)
+
+    def _give(self, gathered: G, updates: int, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
+        trained = self._trained
+        given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
+        buffers = ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth)
+        rates, squares = trained.rates(), trained.squares(gathered)
+        told_from = computed_from if self._waits_for_rounds else self.version  # all would be late when they are offered
+        outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates, squares)
+        return Offered(gathered, updates, computed_from, rates, buffers, outcome)
+
+    async def _became_of(self, offered: Offered[G]) -> None:
+        """Wait until it is known what becomes of gradients, and apply what is settled."""
+        computed_from, growth, found = offered.computed_from, offered.buffers.growth, await self._outcome_of(offered)
+        if not isinstance(found, PassOver):
+            self.tally.included += offered.updates
+            await self.apply_all()
+            delay = found.version - 1 - computed_from
+            self.last = RoundOutcome(included=True, version=self.version, workers=found.workers, delay=delay)
+            self._trained.included(offered, self.last)
+            return
+        self.inbox.give_back(offered.buffers.result)
+        if growth is not None and growth.is_late and not found.keep:  # it is whole now
+            await self._became_of(self._give(offered.gathered, offered.updates, computed_from))
+            return
+        await self.apply_all()
+        if found.keep:
+            self._keep(offered)
+            self.last = self._in_none(found.reason, computed_from)
+        else:
+            self._drop(offered, found.reason)
+
+    async def _outcome_of(self, offered: Offered[G]) -> RoundResult | PassOver:
+        """Wait for it. What is settled meanwhile is applied: the next round may wait for who fetches that from here."""
+        offered.outcome.add_done_callback(lambda _: self._waits.wake())
+        while not offered.outcome.done():
+            await self._waits.news()
+            if not offered.outcome.done():
+                await self.apply_all()
+        return offered.outcome.result()
+
+    def _keep(self, offered: Offered[G]) -> None:
+        """Go on with gradients that are in no round: those of later steps were gathered meanwhile."""
+        self.tally.kept += 1
+        if self._count:
+            self._trained.add_earlier(self.gathered, offered.gathered)
+        else:
+            self.gathered, self._spare = offered.gathered, self.gathered
+        self._count += offered.updates
+
+    def _drop_gathered(self, reason: str, computed_from: int) -> None:
+        """Have a step's gradient be in no round, with those that it was added to."""
+        updates, self._count = self._count, 0
+        self._dropped(self.gathered, updates, reason, computed_from)
+
+    def _drop(self, offered: Offered[G], reason: str) -> None:
+        self._dropped(offered.gathered, offered.updates, reason, offered.computed_from)
+
+    def _dropped(self, gathered: G, updates: int, reason: str, computed_from: int) -> None:
+        self.tally.dropped += updates
+        self.last = self._in_none(reason, computed_from)
+        self._trained.dropped(gathered)
+
+    def _in_none(self, reason: str, computed_from: int) -> RoundOutcome:
+        delay = self.version - computed_from
+        return RoundOutcome(included=False, version=self.version, workers=0, delay=delay, reason=reason)
+
+    # Gradients that are offered while they grow
+
+    def offer_growing(self, growth: GradientGrowth) -> Offered[G] | None:
+        """Offer a gradient of which some is in ``gathered``, unless it is clear already that it is in no round."""
+        is_late = self._passes_late and not self.inbox.is_empty
+        return None if is_late or self.inbox.coming is not None else self._offer(self.version, growth)
+
+    async def end_growing(self, offered: Offered[G], *, is_finite: bool) -> None:
+        """End the step of a gradient that was offered while it grew; it is complete, or was withdrawn."""
+        if not is_finite:
+            await self._passed_over(offered)
+            await self.apply_all()
+            self._drop(offered, NOT_FINITE)
+        else:
+            await self._became_of(offered)
+
+    async def give_up(self, offered: Offered[G], reason: str) -> None:
+        """Have a gradient that will not be whole be in no round, and wait for that."""
+        assert offered.buffers.growth is not None, "it grew"
+        self._daemon.withdraw(offered.buffers.growth, reason)
+        await self._passed_over(offered)
+        self._drop(offered, reason)
+
+    async def _passed_over(self, offered: Offered[G]) -> None:
+        found = await self._waits.known(offered.outcome)
+        assert isinstance(found, PassOver), f"what is not whole is in {found}"
+        self.inbox.give_back(offered.buffers.result)
+
+    # Settled rounds
+
+    async def apply_all(self) -> None:
+        """Install the state that was fetched, if any, and apply the rounds whose results are here."""
+        await self._waits.crossing()
+        while not self.inbox.is_empty:
+            await self._take_state()
+            result = self.inbox.take()
+            if result is not None:
+                await self._waits.crossing()
+                if result.version > self.version:
+                    self._apply(result)
+                self.inbox.give_back(result.total)
+        await self._waits.crossing()
+        self._daemon.applied(self.version)
+
+    def _apply(self, result: RoundResult) -> None:
+        if result.version != self.version + 1 or self._is_lent:
+            lent = "lent " if self._is_lent else ""
+            raise FabricError(f"round {result.version} came to {lent}weights of version {self.version}")
+        with self._state_lock:
+            with self.inbox.in_order(result) as total:
+                self._trained.apply(result, total)
+            self.version = result.version
+
+    # State for and from peers
+
+    def _copy_state(self, is_loan: bool) -> StateImage:
+        with self._state_lock:
+            if self._is_lent and not is_loan:
+                raise TransferError("the weights that are here are lent; there is no optimizer state to them")
+            return StateImage(version=self.version, image=self._trained.write(is_loan=is_loan))
+
+    async def _take_state(self) -> bool:
+        """Install the state that was fetched, waiting while it comes; return whether there was any."""
+        coming = self.inbox.coming
+        if coming is None:
+            return False
+        state = await self._waits.known(coming)
+        await self._waits.crossing()
+        self.inbox.took(coming)
+        with self._state_lock:
+            if state.image is not None:
+                self._trained.read(state.image, is_loan=state.is_loan)
+            self._is_lent, self.version = state.is_loan, state.version
+        await self._waits.crossing()
+        self._daemon.applied(self.version)
+        return True
