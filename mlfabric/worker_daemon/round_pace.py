@@ -11,10 +11,11 @@ from collections import deque
 
 __all__ = ["Pace"]
 
-_LEAST_WINDOW_NS = 500_000_000
+_LEAST_WINDOW_NS = 1_200_000_000
 _WINDOW_SHARE = 3
 """For how long one looks at what comes: at least so long, and one part of so many of the planned time. A lost packet
-holds a stream up for 200 ms (TCP's least timeout), and for longer behind the full queue of a slow link."""
+holds a stream up for 200 ms (TCP's least timeout), for 600 ms if it is lost again, and for longer behind a full queue:
+a round that is begun anew because of that loses more than the packet did."""
 _LOOKS = 4
 """How often one looks in that time."""
 _BEGINS_AFTER = 4

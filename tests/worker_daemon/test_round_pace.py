@@ -10,7 +10,7 @@ import pytest
 from mlfabric.worker_daemon.round_pace import Pace
 
 S = 1_000_000_000
-PLANNED_NS = 3 * S
+PLANNED_NS = 6 * S
 WINDOW_NS = PLANNED_NS // 3
 
 
@@ -42,6 +42,12 @@ def test_a_link_that_becomes_slow_is_noticed_within_a_window_and_told_of_again_i
     assert len(told) > 2
     assert all(1.2 * before < left_ns for before, left_ns in pairwise(told[1:]))
     assert 1.5 * PLANNED_NS < told[-1] < 0.7 / 0.3 * PLANNED_NS
+
+
+def test_a_stream_that_waits_for_a_packet_lost_twice_is_not_slow() -> None:
+    """TCP sends it again after 200 ms, and then after 400 ms more."""
+    planned_ns = 2 * S
+    assert watched(lambda at: min(at, max(0.3, at - 0.6 * S / planned_ns)), planned_ns) == []
 
 
 def test_what_stands_still_from_the_beginning_is_expected_to_come_some_day() -> None:
