@@ -61,6 +61,7 @@ def _cluster(whole: Fields, folder: Path) -> Cluster:
         tau_max=planner.whole("tau_max") if "tau_max" in planner else usual.tau_max,
         slack=planner.whole("slack", usual.slack),
         rounds=_rounds(rounds),
+        waits=rounds.flag("wait", True),
         chunk_bytes=planner.size_bytes("chunk", str(usual.chunk_bytes)),
         iterations=run.whole("iterations", usual.iterations, least=1),
         seed=run.whole("seed", usual.seed),

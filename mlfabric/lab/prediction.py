@@ -22,6 +22,7 @@ from mlfabric.lab.fabric import SCHEDULER_HOST, Fabric, FabricConfig, host_of
 from mlfabric.lab.links import NATURE
 from mlfabric.lab.message_costs import MessageCosts
 from mlfabric.lab.step_prediction import FLOAT32_BYTES, PredictedJob, StepEnd
+from mlfabric.model.specs import Method
 from mlfabric.scheduler.runner import rare_collections
 from mlfabric.twin.cluster import MOST_PLAYED, Cluster, Host
 from mlfabric.twin.draws import ComputeTimes, Weather
@@ -79,6 +80,7 @@ class _Play:
             compute_s=lambda worker, step: times.of(worker, step) / 1e9,
             begun=self._begun,
             ended=self._ended,
+            waits=cluster.waits or cluster.method is not Method.PARTIAL,
         )
         fastest_bps = max(max(host.up_bps, host.down_bps) for host in cluster.workers)
         config = FabricConfig(

@@ -28,7 +28,7 @@ class StepEnd:
     """What a worker did in a step; instants in s.
 
     Args:
-        delays: of each gradient that is in a round since this step, in rounds: its own, and those that were kept.
+        delays: of each gradient that is known in this step to be in a round: how many rounds late it was.
         dropped: how many of them are in none and never will be.
     """
 
@@ -65,7 +65,7 @@ class PredictedJob:
     compute_s: Callable[[int, int], float]
     begun: Callable[[], None]
     ended: Callable[[StepEnd], None]
-    waits: bool = True
+    waits: bool
     members: list[int] = field(default_factory=list)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
     _ready: int = 0
@@ -130,12 +130,15 @@ class _Learner:
         await asyncio.sleep(job.compute_s(life.index, step))
         computed_s = loop.time()
 
+        was_put = False
+
         def put(gathered: list[int], fresh: bool) -> bool:
-            gathered[:] = [version] if fresh else [*gathered, version]
+            nonlocal was_put
+            gathered[:], was_put = [version] if fresh else [*gathered, version], True
             return True
 
         await self.steps.step(put)
-        self.count += 1
+        self.count, self._lost = self.count + 1, self._lost + (not was_put)
         delays, self._delays, dropped, self._lost = tuple(self._delays), [], self._lost, 0
         job.ended(
             StepEnd(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any
@@ -22,7 +23,7 @@ from mlfabric.lab.fabric import Life
 from mlfabric.lab.loop_waits import LoopWaits
 from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in
 from mlfabric.lab.step_witness import StepWitness
-from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
@@ -131,8 +132,10 @@ class _Learner:
         self.digest = sha256(f"begins as {number}".encode()).digest()
         self._count = 0
         self._offers = EarlyOffers()
-        self._found: dict[Any, tuple[RoundResult, np.ndarray]] = {}
-        """In which rounds gradients are that were offered, and the totals of those."""
+        self._own = (0, 0)
+        """The gradient of the present step."""
+        self._found: dict[Any, tuple[RoundResult, np.ndarray, frozenset[Gradient]]] = {}
+        """In which rounds gradients are that were offered, the totals of those, and which gradients."""
         self.size_bytes, self.dtype = padded_bytes(job.rows * ROW * 4), "float32"
         self.steps = RoundSteps(
             self,
@@ -146,22 +149,33 @@ class _Learner:
     async def step(self) -> None:
         """Compute, offer, apply."""
         step, self._count = self._count, self._count + 1
-        own, gradient = (self._life.number, step), gradient_of(self._life.number, step, self._job.rows)
+        self._own, gradient = (self._life.number, step), gradient_of(self._life.number, step, self._job.rows)
         if self._job.overlap:
-            await self._step_with_overlap(own, gradient)
+            await self._step_with_overlap(gradient)
         else:
             await asyncio.sleep(self._life.draw.uniform(*self._job.compute_s))
-            await self._step(own, gradient)
+            await self._step(gradient)
         self._offers.begin(clock.monotonic_ns())
 
-    async def _step(self, own: Gradient, gradient: np.ndarray) -> None:
+    async def _step(self, gradient: np.ndarray) -> None:
+        was_put = False
+
         def put(gathered: _Gathered, fresh: bool) -> bool:
-            gathered.put(own, gradient, slice(None), fresh=fresh)
+            nonlocal was_put
+            was_put = True
+            gathered.put(self._own, gradient, slice(None), fresh=fresh)
             return True
 
         await self.steps.step(put)
+        if not was_put:
+            self._drop_own("the model was fetched meanwhile")
 
-    async def _step_with_overlap(self, own: Gradient, gradient: np.ndarray) -> None:
+    def _drop_own(self, reason: str) -> None:
+        """Tell the witness of a gradient that was put nowhere."""
+        self._life.fabric.note(f"{self._life.name}: {self._own} is in no round: {reason}")
+        self._job.witness.dropped(frozenset({self._own}))
+
+    async def _step_with_overlap(self, gradient: np.ndarray) -> None:
         """Offer a gradient while it grows."""
         job, draw, steps, fresh = self._job, self._life.draw, self.steps, self.steps.is_fresh
         lasts_s = draw.uniform(*job.compute_s)
@@ -175,7 +189,7 @@ class _Learner:
             await asyncio.sleep(times * (1 - FORWARD) * lasts_s / len(pieces))
             if number == breaks_in:
                 if offered is None:
-                    job.witness.dropped(frozenset({own}))
+                    self._drop_own("backward broke off")
                 else:
                     await steps.give_up(offered, "backward broke off")
                 return
@@ -184,13 +198,13 @@ class _Learner:
                 growth = GradientGrowth(progress=Progress(self.size_bytes), patience_s=patience_s)
                 offered = steps.offer_growing(growth)
             if offered is not None and growth is not None:
-                offered.gathered.put(own, gradient, slice(begun, piece.stop), fresh=fresh)
+                offered.gathered.put(self._own, gradient, slice(begun, piece.stop), fresh=fresh)
                 begun = piece.stop
                 if number < len(pieces) - 1:
                     growth.progress.advance(4 * piece.stop)
         self._offers.ended(made_ns, clock.monotonic_ns())
         if offered is None or growth is None:
-            await self._step(own, gradient)
+            await self._step(gradient)
             return
         growth.progress.advance(growth.progress.size_bytes)
         await steps.end_growing(offered, is_finite=True)
@@ -236,16 +250,16 @@ class _Learner:
         """Install the digest of a peer."""
         self.digest = bytes(image[:DIGEST_BYTES])
         assert bytes(image) == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
+        self._life.fabric.note(f"{self._life.name} has {'weights on loan' if is_loan else 'the state of a peer'}")
         self._job.witness.fetched += not is_loan
         self._job.witness.lent += is_loan
 
     def included(self, offered: Offered[_Gathered], outcome: RoundOutcome) -> None:
         """Tell the witness."""
-        gathered, life = offered.gathered, self._life
-        assert gradients_in(gathered.sum) == gathered.own, f"{life.name}: gradients {gathered.own} were written to"
-        result, total = self._found.pop(offered.outcome)
-        self._job.witness.included(gathered.own, result, total, outcome.delay)
-        life.fabric.note(f"{life.name}: {sorted(gathered.own)} are in round {result.version}, delay {outcome.delay}")
+        life, (result, total, own) = self._life, self._found.pop(offered.outcome)
+        assert offered.gathered.own == own, f"{life.name}: {sorted(own)} became {sorted(offered.gathered.own)}"
+        self._job.witness.included(own, result, total, outcome.delay)
+        life.fabric.note(f"{life.name}: {sorted(own)} are in round {result.version}, delay {outcome.delay}")
 
     def dropped(self, gathered: _Gathered) -> None:
         """Tell the witness."""
@@ -254,19 +268,41 @@ class _Learner:
 
     # The daemon
 
-    def offer(self, buffers: ReduceBuffers, *request: Any) -> asyncio.Future[Any]:
-        """Offer gradients for a round."""
+    def offer(
+        self,
+        buffers: ReduceBuffers,
+        together: int,
+        computed_from: int,
+        updates: int,
+        rates: tuple[float, ...],
+        squares: tuple[float, float],
+    ) -> asyncio.Future[Any]:
+        """Offer gradients for a round, and keep in mind which ones; of one that grows, nothing has been put in yet."""
         assert self._life.daemon is not None, "it has joined"
-        outcome = self._life.daemon.offer(buffers, *request)
-        outcome.add_done_callback(self._settled)
+        assert buffers.given is not None, "it offers something"
+        given, grows = np.frombuffer(buffers.given, np.float32), _is_growing(buffers)
+        own = gradients_in(given) if updates > grows else frozenset()
+        own |= {self._own} if grows else frozenset()
+        assert len(own) == updates <= MOST_KEPT, f"{self._life.name} offers {sorted(own)} as {updates} gradients"
+        outcome = self._life.daemon.offer(buffers, together, computed_from, updates, rates, squares)
+        outcome.add_done_callback(partial(self._settled, buffers, own))
         return outcome
 
-    def _settled(self, outcome: asyncio.Future[Any]) -> None:
-        """Keep what gradients are in: the result's memory is used again once it was applied."""
-        is_known = not outcome.cancelled() and outcome.exception() is None
-        if is_known and isinstance(result := outcome.result(), RoundResult):
+    def _settled(self, buffers: ReduceBuffers, own: frozenset[Gradient], outcome: asyncio.Future[Any]) -> None:
+        """Look whether what was offered is still the same. Keep the total: its memory is used again once applied."""
+        if outcome.cancelled() or outcome.exception() is not None:
+            return
+        assert buffers.given is not None, "it offers something"
+        if not _is_growing(buffers):
+            found = gradients_in(np.frombuffer(buffers.given, np.float32))
+            assert found == own, f"{self._life.name}: {sorted(own)} were written to: {sorted(found)}"
+        result = outcome.result()
+        if isinstance(result, RoundResult):
             with self.steps.inbox.in_order(result) as total:
-                self._found[outcome] = result, self._values(total)
+                self._found[outcome] = result, self._values(total), own
+        else:
+            kept = "kept" if result.keep else "not kept"
+            self._life.fabric.note(f"{self._life.name}: {sorted(own)} are {kept}: {result.reason}")
 
     def withdraw(self, growth: GradientGrowth, reason: str) -> None:
         """Have gradients that are offered while they are made be in no round."""
@@ -277,3 +313,7 @@ class _Learner:
         """Say that all rounds up to this version are applied."""
         assert self._life.daemon is not None, "it has joined"
         self._life.daemon.applied(version)
+
+
+def _is_growing(buffers: ReduceBuffers) -> bool:
+    return buffers.growth is not None and not buffers.growth.progress.is_complete

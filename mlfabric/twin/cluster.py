@@ -168,6 +168,7 @@ class Cluster:
         model_bytes: of the model and of each update, > 0.
         tau_max: delay bound of asynchronous training, >= 0; None for twice the number of workers.
         rounds: of the methods without a server.
+        waits: steps of partial training wait for their rounds.
         slack: how many iterations a worker may be ahead of the slowest (stale-synchronous), >= 0.
         in_flight: how many round trips of a worker may be open before it waits for a model, >= 1 (asynchronous and
             stale-synchronous); 1 computes, sends and gets in turns, 2 computes while it sends, as ``mlfabric.wrap``.
@@ -195,6 +196,7 @@ class Cluster:
     method: Method = Method.ASYNCHRONOUS
     tau_max: int | None = None
     rounds: RoundOptions = field(default_factory=RoundOptions)
+    waits: bool = True
     slack: int = 3
     in_flight: int = 1
     aggregators: tuple[str, ...] = ()

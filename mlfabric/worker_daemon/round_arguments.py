@@ -60,7 +60,9 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
     if given["wait"] is not None:
         flag_of("wait", given["wait"])
     if given["wait"] is False and given["overlap"]:
-        raise UsageError("wait=False with overlap=True; allowed: one of them, for without waiting all overlaps anyway")
+        raise UsageError(
+            "wait=False with overlap=True; allowed: one of them; without waiting, rounds overlap with computing"
+        )
     if given["full_every"] is not None:
         chosen["full_every"] = integer_of("full_every", given["full_every"])
     return RoundOptions(**chosen)

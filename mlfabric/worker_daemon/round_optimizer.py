@@ -65,12 +65,14 @@ class RoundOptimizer(TakenOver):
             segments=SEGMENTS if overlap else 1,
         )
         self._left = False
+        self._early: EarlyGradients | None = None
         self._daemon = start(self._steps.inbox)
         self._daemon.join()
         atexit.register(self.leave)
         tell_copies(self)
         at_once(self._steps.begin(self._daemon))
-        self._early = EarlyGradients(self._flat, self._daemon, self._offer_early, self._give_up) if overlap else None
+        if overlap:
+            self._early = EarlyGradients(self._flat, self._daemon, self._offer_early, self._give_up)
         self._begin_step()
 
     def _begin_step(self) -> None:
@@ -89,7 +91,7 @@ class RoundOptimizer(TakenOver):
 
     @property
     def tally(self) -> RoundTally:
-        """What became of all of them."""
+        """What became of all of this worker's gradients."""
         return self._steps.tally
 
     @property

@@ -18,7 +18,7 @@ from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.round_actions import PassOver
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
 
-__all__ = ["NOT_FINITE", "Offered", "RoundOutcome", "RoundSteps", "RoundTally", "Trained", "Waits", "at_once"]
+__all__ = ["NOT_FINITE", "Answer", "Offered", "RoundOutcome", "RoundSteps", "RoundTally", "Trained", "Waits", "at_once"]
 
 NOT_FINITE = "it has NaN or Inf"
 FETCHED = "the model was fetched from a peer meanwhile"
@@ -66,13 +66,14 @@ class Answer(Protocol[Known_co]):
         """Return it; of a thread's, wait for it."""
 
     def add_done_callback(self, told: Callable[[Any], object], /) -> None:
-        """Have it said when it is known."""
+        """Call this once it is known."""
 
 
 class Offered(NamedTuple, Generic[G]):
     """Gradients that were offered: from which version the newest is, and what will become of them.
 
-    ``gathered`` is their sum, of as many as ``updates``; ``rates`` are those of the optimizer.
+    ``gathered`` is their sum, of as many as ``updates``; ``rates`` are those of the optimizer; ``buffers`` has the
+    bytes that leave and memory for the round's result.
     """
 
     gathered: G
@@ -171,13 +172,16 @@ def at_once(coroutine: Coroutine[Any, Any, T]) -> T:
 class RoundSteps(Generic[G]):
     """The steps of one worker.
 
+    An interrupted wait, as by Ctrl-C, is made up for by the next step.
+
     Args:
         trained: what it trains.
         waits: how it waits.
         together: how many workers begin together, >= 1.
         passes_late: gradients that have missed a round are kept for the next step, so they are not offered while they
             grow (``partial``).
-        waits_for_rounds: a step waits until it is known what becomes of its gradients.
+        waits_for_rounds: a step waits until it is known what becomes of its gradients; where gradients are offered
+            while they grow it has to.
         segments: see ``RoundInbox``.
 
     Attributes:
@@ -187,6 +191,8 @@ class RoundSteps(Generic[G]):
         last: what became of the last step's gradient, or of the newest one of which that is known; None before that.
         tally: what became of all of them.
     """
+
+    _daemon: Daemon
 
     def __init__(
         self,
@@ -207,13 +213,12 @@ class RoundSteps(Generic[G]):
         self.tally = RoundTally()
         self.gathered = trained.empty()
         self._count = 0
-        """How many gradients are in ``gathered``, which were not offered, or not in vain."""
+        """How many gradients are in ``gathered``: not offered yet, or offered and kept."""
         self._spare = self.gathered if waits_for_rounds else trained.empty()
         self._sent: Offered[G] | None = None
-        """What is on its way, if steps do not wait for that."""
+        """What is on its way; between steps only if they do not wait for that, or such a wait was interrupted."""
         self._is_lent = False
         self._state_lock = threading.Lock()
-        self._daemon: Daemon
 
     async def begin(self, daemon: Daemon) -> None:
         """Begin with a daemon that has joined."""
@@ -236,36 +241,38 @@ class RoundSteps(Generic[G]):
         """Offer a gradient that is complete, and apply all rounds that are settled.
 
         Args:
-            put: puts it into the memory that is given, in the place of what that has or added to it as the flag says;
-                returns whether the sum is finite. If it raises an error, nothing becomes of it.
+            put: puts it into the memory that is given: overwrites what is there if the flag is true, else adds to it;
+                returns whether the sum is finite. If it raises an error, nothing becomes of the gradient. It is not
+                called if the model was fetched meanwhile: then the gradient is dropped.
         """
         computed_from = self.version
-        is_finite = put(self.gathered, self.is_fresh)
-        self._count += 1
+        if self._waits_for_rounds:
+            await self._settle_sent()
         if await self._take_state():
-            self._drop_gathered(FETCHED, computed_from)
-        elif not is_finite:
+            earlier, updates, self._count = self._count, self._count + 1, 0
+            self._dropped(self.gathered if earlier else None, updates, FETCHED, computed_from)
+        elif not put(self.gathered, self.is_fresh):
+            updates, self._count = self._count + 1, 0
             await self.apply_all()
-            self._drop_gathered(NOT_FINITE, computed_from)
-        elif self._waits_for_rounds:
+            self._dropped(self.gathered, updates, NOT_FINITE, computed_from)
+        else:
+            self._count += 1
+            await self._go_on(computed_from)
+
+    async def _go_on(self, computed_from: int) -> None:
+        """Offer what is gathered, unless it may wait for what is on its way."""
+        if self._waits_for_rounds:
             await self._waits.crossing()
-            await self._became_of(self._offer(computed_from))
+            self._sent = self._offer(computed_from)
+            await self._settle_sent()
         elif self._sent is not None and self._may_add_to(self._sent):
             await self.apply_all()
         else:
-            await self._sent_before()
+            await (self.apply_all() if self._sent is None else self._settle_sent())
             self._sent = self._offer(computed_from)
 
     def _may_add_to(self, sent: Offered[G]) -> bool:
         return not sent.outcome.done() and sent.updates + self._count < MOST_KEPT
-
-    async def _sent_before(self) -> None:
-        """Wait until it is known what becomes of what is on its way, if anything is."""
-        sent, self._sent = self._sent, None
-        if sent is not None:
-            await self._became_of(sent)
-        else:
-            await self.apply_all()
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
         """Offer what is gathered, and gather in other memory from now on."""
@@ -278,30 +285,37 @@ class RoundSteps(Generic[G]):
         given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
         buffers = ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth)
         rates, squares = trained.rates(), trained.squares(gathered)
-        told_from = computed_from if self._waits_for_rounds else self.version  # all would be late when they are offered
+        told_from = computed_from if self._waits_for_rounds else self.version  # its delay counts from the offer
         outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates, squares)
         return Offered(gathered, updates, computed_from, rates, buffers, outcome)
 
-    async def _became_of(self, offered: Offered[G]) -> None:
-        """Wait until it is known what becomes of gradients, and apply what is settled."""
-        computed_from, growth, found = offered.computed_from, offered.buffers.growth, await self._outcome_of(offered)
-        if not isinstance(found, PassOver):
-            self.tally.included += offered.updates
-            await self.apply_all()
-            delay = found.version - 1 - computed_from
-            self.last = RoundOutcome(included=True, version=self.version, workers=found.workers, delay=delay)
-            self._trained.included(offered, self.last)
-            return
-        self.inbox.give_back(offered.buffers.result)
-        if growth is not None and growth.is_late and not found.keep:  # it is whole now
-            await self._became_of(self._give(offered.gathered, offered.updates, computed_from))
-            return
+    async def _settle_sent(self) -> None:
+        """Wait until it is known what becomes of what is on its way, if anything is, and apply what is settled."""
+        while (sent := self._sent) is not None:
+            found, growth = await self._outcome_of(sent), sent.buffers.growth
+            if not isinstance(found, PassOver):
+                self._sent = None
+                await self._included(sent, found)
+                return
+            self.inbox.give_back(sent.buffers.result)
+            if growth is not None and growth.is_late and not found.keep:  # it is whole now
+                self._sent = self._give(sent.gathered, sent.updates, sent.computed_from)
+                continue
+            self._sent = None
+            if found.keep:
+                self._keep(sent)
+                await self.apply_all()
+                self.last = self._in_none(found.reason, sent.computed_from)
+            else:
+                await self.apply_all()
+                self._drop(sent, found.reason)
+
+    async def _included(self, sent: Offered[G], result: RoundResult) -> None:
+        self.tally.included += sent.updates
         await self.apply_all()
-        if found.keep:
-            self._keep(offered)
-            self.last = self._in_none(found.reason, computed_from)
-        else:
-            self._drop(offered, found.reason)
+        delay = result.version - 1 - sent.computed_from
+        self.last = RoundOutcome(included=True, version=self.version, workers=result.workers, delay=delay)
+        self._trained.included(sent, self.last)
 
     async def _outcome_of(self, offered: Offered[G]) -> RoundResult | PassOver:
         """Wait for it. What is settled meanwhile is applied: the next round may wait for who fetches that from here."""
@@ -321,18 +335,15 @@ class RoundSteps(Generic[G]):
             self.gathered, self._spare = offered.gathered, self.gathered
         self._count += offered.updates
 
-    def _drop_gathered(self, reason: str, computed_from: int) -> None:
-        """Have a step's gradient be in no round, with those that it was added to."""
-        updates, self._count = self._count, 0
-        self._dropped(self.gathered, updates, reason, computed_from)
-
     def _drop(self, offered: Offered[G], reason: str) -> None:
         self._dropped(offered.gathered, offered.updates, reason, offered.computed_from)
 
-    def _dropped(self, gathered: G, updates: int, reason: str, computed_from: int) -> None:
+    def _dropped(self, gathered: G | None, updates: int, reason: str, computed_from: int) -> None:
+        """Have so many gradients be in no round; ``gathered`` has those that were put anywhere, None if none was."""
         self.tally.dropped += updates
         self.last = self._in_none(reason, computed_from)
-        self._trained.dropped(gathered)
+        if gathered is not None:
+            self._trained.dropped(gathered)
 
     def _in_none(self, reason: str, computed_from: int) -> RoundOutcome:
         delay = self.version - computed_from
@@ -342,7 +353,8 @@ class RoundSteps(Generic[G]):
 
     def offer_growing(self, growth: GradientGrowth) -> Offered[G] | None:
         """Offer a gradient of which some is in ``gathered``, unless it is clear already that it is in no round."""
-        is_late = self._passes_late and not self.inbox.is_empty
+        assert self._waits_for_rounds, "what is on its way would be written to"
+        is_late = self._sent is not None or (self._passes_late and not self.inbox.is_empty)
         return None if is_late or self.inbox.coming is not None else self._offer(self.version, growth)
 
     async def end_growing(self, offered: Offered[G], *, is_finite: bool) -> None:
@@ -352,7 +364,8 @@ class RoundSteps(Generic[G]):
             await self.apply_all()
             self._drop(offered, NOT_FINITE)
         else:
-            await self._became_of(offered)
+            self._sent = offered
+            await self._settle_sent()
 
     async def give_up(self, offered: Offered[G], reason: str) -> None:
         """Have a gradient that will not be whole be in no round, and wait for that."""

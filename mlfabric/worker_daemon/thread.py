@@ -29,13 +29,12 @@ from mlfabric.worker_daemon.metrics_page import SharedPage
 from mlfabric.worker_daemon.observations import Observer
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
 
-__all__ = ["CountFuture", "DrawFuture", "OfferFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
+__all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
 T = TypeVar("T")
 OutcomeFuture = concurrent.futures.Future[Outcome]
 VersionFuture = concurrent.futures.Future[ModelVersion]
 CountFuture = concurrent.futures.Future[int]
-OfferFuture = concurrent.futures.Future[RoundResult | act.PassOver]
 DrawFuture = concurrent.futures.Future[SamplesGranted]
 
 
@@ -156,7 +155,7 @@ class ThreadDaemon:
         updates: int,
         rates: tuple[float, ...],
         squares: tuple[float, float],
-    ) -> OfferFuture:
+    ) -> concurrent.futures.Future[RoundResult | act.PassOver]:
         """Offer gradients for a round; see ``WorkerDaemon.reduce``."""
         return self._ask(lambda: self._daemon.offer(buffers, together, computed_from, updates, rates, squares))
 

@@ -24,7 +24,7 @@ class TrainedModel:
     Args:
         optimizer: steps the model.
         flat: how gradients travel.
-        measures: it is wanted how noisy gradients are.
+        measures: ``squares`` are wanted.
     """
 
     def __init__(

@@ -121,6 +121,15 @@ def test_who_is_late_goes_on_at_once_and_is_in_a_round_all_the_same() -> None:
     assert found.dropped.sum() == 0
 
 
+def test_steps_that_wait_for_no_round_take_what_they_compute_while_later_gradients_are_added_up() -> None:
+    """A round takes 0.2 s here, and a step 0.1 s."""
+    cluster = rounds_of(4, Method.PARTIAL, rounds=RoundOptions(quorum="full"))
+    waiting, going_on = play_rounds(cluster), play_rounds(replace(cluster, waits=False))
+    assert waiting.mean_iteration_s > 0.2
+    assert going_on.mean_iteration_s < 0.15
+    assert going_on.delays.max() > waiting.delays.max() == 0
+
+
 def test_a_narrow_link_of_the_scheduler_makes_rounds_longer() -> None:
     cluster = rounds_of(6, Method.ALL_REDUCE)
     narrow = replace(cluster, server=replace(cluster.server, up_bps=1e5))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from concurrent.futures import Future
 from typing import Any
 
+import pytest
 import torch
 
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
@@ -29,6 +31,12 @@ class Daemon:
         self.outcome = Future()
         return self.outcome
 
+    def settle(self, of: RoundResult) -> None:
+        """Settle the round that what is offered is in."""
+        assert self.outcome is not None
+        self.inbox.settled(of)
+        self.outcome.set_result(of)
+
     def applied(self, version: int) -> None:
         self.applied_versions.append(version)
 
@@ -36,8 +44,9 @@ class Daemon:
         pass
 
 
-def test_a_step_that_waits_applies_the_rounds_that_are_settled_meanwhile() -> None:
-    """Another worker may fetch that version from here, and the next round may wait for it."""
+@pytest.fixture
+def played() -> Any:
+    """An optimizer that makes steps of length 1 from 0, its model, and its daemon."""
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     daemons: list[Daemon] = []
@@ -49,34 +58,61 @@ def test_a_step_that_waits_applies_the_rounds_that_are_settled_meanwhile() -> No
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     flags = {"passes_late": False, "waits": True, "overlap": False, "measures": False}
     optimizer = RoundOptimizer(sgd, model, start, together=2, **flags)
-    daemon = daemons[0]
+    yield optimizer, model, daemons[0]
+    optimizer.leave()
 
-    def result(version: int, gradient: float) -> RoundResult:
-        flat = FlatGradients([torch.nn.Parameter(torch.zeros(1, 1))], torch.nn.Module())
-        flat.parameters[0].grad = torch.full((1, 1), gradient)
-        total = flat.empty()
-        flat.add_into(total, fresh=True)
-        data = memoryview(bytearray(total.numpy().tobytes()))
-        return RoundResult(
-            version=version, workers=1, updates=1, rates=rates_of(sgd), total=data, ranges=((0, len(data)),)
-        )
 
-    model.weight.grad = torch.ones(1, 1)
-    stepping = threading.Thread(target=optimizer.step, daemon=True)
-    stepping.start()
+def result(optimizer: RoundOptimizer, version: int, gradient: float) -> RoundResult:
+    flat = FlatGradients([torch.nn.Parameter(torch.zeros(1, 1))], torch.nn.Module())
+    flat.parameters[0].grad = torch.full((1, 1), gradient)
+    total = flat.empty()
+    flat.add_into(total, fresh=True)
+    data = memoryview(bytearray(total.numpy().tobytes()))
+    rates = rates_of(optimizer)
+    return RoundResult(version=version, workers=1, updates=1, rates=rates, total=data, ranges=((0, len(data)),))
+
+
+def stepping(optimizer: RoundOptimizer, model: torch.nn.Linear, daemon: Daemon) -> threading.Thread:
+    """Make a step in a thread; return once its gradient is offered."""
+    daemon.outcome, model.weight.grad = None, torch.ones(1, 1)
+    thread = threading.Thread(target=optimizer.step, daemon=True)
+    thread.start()
     wait_until(lambda: daemon.outcome is not None, "the gradient is offered")
-    daemon.inbox.settled(result(1, 2.0))
+    return thread
+
+
+def test_a_step_that_waits_applies_the_rounds_that_are_settled_meanwhile(played: Any) -> None:
+    """Another worker may fetch that version from here, and the next round may wait for it."""
+    optimizer, model, daemon = played
+    thread = stepping(optimizer, model, daemon)
+    daemon.inbox.settled(result(optimizer, 1, 2.0))
     wait_until(lambda: daemon.applied_versions[-1] == 1, "the first round is applied")
-    assert stepping.is_alive()
+    assert thread.is_alive()
     assert model.weight.item() == -2.0
 
-    own = result(2, 3.0)
-    daemon.inbox.settled(own)
-    assert daemon.outcome is not None
-    daemon.outcome.set_result(own)
-    stepping.join(10.0)
-    assert not stepping.is_alive()
+    daemon.settle(result(optimizer, 2, 3.0))
+    thread.join(10.0)
+    assert not thread.is_alive()
     assert model.weight.item() == -5.0
-    assert optimizer.last is not None
     assert (optimizer.version, optimizer.last.included, optimizer.last.delay) == (2, True, 1)
-    optimizer.leave()
+
+
+def test_a_wait_that_was_interrupted_is_made_up_for_before_the_next_gradient_takes_its_memory(played: Any) -> None:
+    optimizer, model, daemon = played
+    model.weight.grad, me = torch.ones(1, 1), threading.get_ident()
+
+    def interrupt() -> None:
+        wait_until(lambda: daemon.outcome is not None, "the gradient is offered")
+        signal.pthread_kill(me, signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step()
+    assert (optimizer.waiting, optimizer.tally.included) == (1, 0)
+
+    daemon.settle(result(optimizer, 1, 2.0))
+    thread = stepping(optimizer, model, daemon)
+    assert (optimizer.version, optimizer.tally.included, model.weight.item()) == (1, 1, -2.0)
+    daemon.settle(result(optimizer, 2, 3.0))
+    thread.join(10.0)
+    assert (optimizer.waiting, optimizer.tally.included, model.weight.item()) == (0, 2, -5.0)
