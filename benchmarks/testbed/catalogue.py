@@ -199,15 +199,6 @@ def _in_rounds() -> tuple[System, ...]:
             tau_max=2,
             overlap=True,
         ),
-        one(
-            "elastic-chosen",
-            "mlfabric elastic, chosen members",
-            "elastic-chosen",
-            everywhere,
-            method="elastic",
-            tau_max=2,
-            members="chosen",
-        ),
         one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, method="partial", quorum="majority"),
     )
 

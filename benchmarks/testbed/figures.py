@@ -25,7 +25,6 @@ _COLOURS = {
     "ps-async": "#e69f00",
     "synchronous": "#d55e00",
     "elastic": "#000000",
-    "elastic-chosen": "#555555",
     "fabric-sync": "#56b4e9",
     "fabric-async": "#0072b2",
     "fabric-advised": "#009e73",

@@ -104,13 +104,6 @@ DEMANDS: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType(
             "C2-N2": {"to_target_overlapped": 1.35, "to_target_best": 1.1},
             "C1-N3": {"to_target_overlapped": 1.35},
         },
-        "elastic-chosen": {
-            **{cell.name: {"accuracy": -0.003, "least_share": 0.2} for cell in CELLS},
-            "C1-N1": _in_rounds(1.7, 0.2),
-            "C2-N2": _in_rounds(2.4, 0.2),
-            "C1-N3": _in_rounds(1.7, 0.2),
-            "C0-four": {"to_target": 3.0, "least_share": 0.1, "slow_classes": -0.02},
-        },
     }
 )
 """What systems that train in rounds have to reach, by cell and figure (``rounds_row``)."""

@@ -11,7 +11,7 @@ from mlfabric.lab.collective import AllReduceJob
 from mlfabric.lab.fabric import Fabric, FabricConfig
 from mlfabric.lab.steps import StepJob
 from mlfabric.lab.storm import Storm
-from mlfabric.model.round_options import MEMBERS, QUORUMS, RoundOptions
+from mlfabric.model.round_options import QUORUMS, RoundOptions
 from mlfabric.model.specs import Method
 
 __all__ = ["Run", "drawn", "play"]
@@ -68,7 +68,7 @@ def drawn(seed: int, events: int) -> Run:
     method, rounds, overlap = Method.ALL_REDUCE, None, False
     if draw.random() < STEPS:
         method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
-        overlap = draw.random() < OVERLAP and not (method is Method.ELASTIC and rounds.members == "chosen")
+        overlap = draw.random() < OVERLAP
     return Run(
         seed=seed,
         workers=workers,
@@ -89,7 +89,6 @@ def _options(draw: random.Random) -> RoundOptions:
         at_least=draw.choice((0.3, 0.5, 1.0)),
         quorum=draw.choice((*QUORUMS, "2")),
         full_every=draw.randint(1, 8),
-        members=draw.choice(MEMBERS),
     )
 
 

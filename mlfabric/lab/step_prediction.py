@@ -170,19 +170,15 @@ class _Learner:
         """Return a learning rate."""
         return RATES
 
-    def squares(self, gathered: list[int]) -> tuple[float, float]:
-        """Return that it is unknown how noisy gradients are."""
-        return 0.0, 0.0
-
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Tell the job."""
         self._job.settled(result)
 
-    def write(self, *, is_loan: bool) -> memoryview:
+    def write(self) -> memoryview:
         """Return as many bytes as the weights have."""
         return memoryview(bytearray(self._job.size_bytes))
 
-    def read(self, image: memoryview, *, is_loan: bool) -> None:
+    def read(self, image: memoryview) -> None:
         """Nobody looks at it."""
 
     def included(self, offered: Offered[list[int]], outcome: RoundOutcome) -> None:

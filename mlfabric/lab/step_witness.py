@@ -28,13 +28,13 @@ class StepWitness:
 
     Attributes:
         finished: how many gradients of each life are in rounds.
-        fetched, lent: how many states workers had from others, and how often the weights alone.
+        fetched: how many states workers had from others.
         failed: how many gradients were dropped.
     """
 
     def __init__(self, most_delay: int, models: Callable[[], dict[int, bytes]]) -> None:
         self.finished: Counter[int] = Counter()
-        self.failed = self.fetched = self.lent = 0
+        self.failed = self.fetched = 0
         self._most_delay, self._living = most_delay, models
         self._results: dict[Gradient, bytes] = {}
         self._models: dict[bytes, bytes] = {}

@@ -63,7 +63,6 @@ class StepJob:
         overlap: gradients are offered while backward makes them.
         waits: steps wait until it is known what becomes of their gradients; always with overlap.
         breaks: whether backward stalls and breaks off now and then.
-        noise: the variance of the gradients that they tell of, where the square of their true mean is 1.
     """
 
     method: Method
@@ -74,7 +73,6 @@ class StepJob:
     overlap: bool = False
     waits: bool = True
     breaks: bool = True
-    noise: float = 8.0
     witness: StepWitness = field(init=False)
     _learners: dict[Life, _Learner] = field(default_factory=dict)
 
@@ -228,10 +226,6 @@ class _Learner:
         """Return the number of the life, so that the mean says whose are in a round."""
         return (float(self._life.number),)
 
-    def squares(self, gathered: _Gathered) -> tuple[float, float]:
-        """Return what gradients of the job's noise have."""
-        return self._job.noise + 1.0, self._job.noise / self._job.workers + 1.0
-
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Make the next model."""
         values = self._values(total)
@@ -242,17 +236,16 @@ class _Learner:
     def _values(self, total: memoryview) -> np.ndarray:
         return np.frombuffer(total, np.float32)[: self._job.rows * ROW].copy()
 
-    def write(self, *, is_loan: bool) -> memoryview:
+    def write(self) -> memoryview:
         """Return the digest, as often as makes an image of the model's size."""
         return memoryview(bytearray(self.digest * (self._job.rows * ROW * 4 // DIGEST_BYTES)))
 
-    def read(self, image: memoryview, *, is_loan: bool) -> None:
+    def read(self, image: memoryview) -> None:
         """Install the digest of a peer."""
         self.digest = bytes(image[:DIGEST_BYTES])
         assert bytes(image) == self.digest * (len(image) // DIGEST_BYTES), "a state was torn"
-        self._life.fabric.note(f"{self._life.name} has {'weights on loan' if is_loan else 'the state of a peer'}")
-        self._job.witness.fetched += not is_loan
-        self._job.witness.lent += is_loan
+        self._life.fabric.note(f"{self._life.name} has the state of a peer")
+        self._job.witness.fetched += 1
 
     def included(self, offered: Offered[_Gathered], outcome: RoundOutcome) -> None:
         """Tell the witness."""
@@ -275,7 +268,6 @@ class _Learner:
         computed_from: int,
         updates: int,
         rates: tuple[float, ...],
-        squares: tuple[float, float],
     ) -> asyncio.Future[Any]:
         """Offer gradients for a round, and keep in mind which ones; of one that grows, nothing has been put in yet."""
         assert self._life.daemon is not None, "it has joined"
@@ -284,7 +276,7 @@ class _Learner:
         own = gradients_in(given) if updates > grows else frozenset()
         own |= {self._own} if grows else frozenset()
         assert len(own) == updates <= MOST_KEPT, f"{self._life.name} offers {sorted(own)} as {updates} gradients"
-        outcome = self._life.daemon.offer(buffers, together, computed_from, updates, rates, squares)
+        outcome = self._life.daemon.offer(buffers, together, computed_from, updates, rates)
         outcome.add_done_callback(partial(self._settled, buffers, own))
         return outcome
 

@@ -31,7 +31,6 @@ class Elastic:
         options = spec.rounds or RoundOptions()
         self._tau_max, self._at_least = options.tau_max, options.at_least
         self.most_waiting = max(4, self._tau_max + 1)
-        self.chooses = options.members == "chosen"
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Wait until enough are ready, and for more while that is worth it."""

@@ -25,7 +25,6 @@ class Partial:
     """Rounds of a quorum."""
 
     waits_for_slow = True
-    chooses = False
 
     def __init__(self, spec: ModelSpec) -> None:
         options = spec.rounds or RoundOptions()

@@ -22,7 +22,7 @@ def best_ns(who: Readiness, now_ns: int) -> int | None:
     are waited for. A worker that has computed for longer than any of these steps took is not.
 
     Returns:
-        None, to wait for all, while it is not known how long steps or rounds take, or if everybody is to be in it.
+        None, to wait for all, while it is not known how long steps or rounds take.
     """
     everybodys = [took_ns for of in who.recent_ns.values() for took_ns in of]
     if who.round_ns is None or not everybodys:

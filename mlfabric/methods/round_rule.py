@@ -34,7 +34,7 @@ class Readiness:
         since_full: how many rounds were made since one with everybody.
         recent_ns: how long each worker's last steps took, as far as that is known.
         settled_ns: when the last round was settled.
-        round_ns: how long a round usually takes; None if that is unknown, or everybody is to be in this one.
+        round_ns: how long a round usually takes; None if that is unknown.
     """
 
     ready_ns: Mapping[str, int]
@@ -59,12 +59,10 @@ class RoundRule(Protocol):
         most_waiting: how many results may wait at a worker to be applied, at the most; who is further behind fetches
             the model from a peer.
         waits_for_slow: rounds wait for a worker that is so far behind.
-        chooses: not everybody is in each round (``chosen.py``).
     """
 
     most_waiting: int
     waits_for_slow: bool
-    chooses: bool
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Return when the next round may begin if nobody else becomes ready; None if it waits for somebody."""

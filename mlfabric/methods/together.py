@@ -13,7 +13,6 @@ class Together:
 
     most_waiting = 4
     waits_for_slow = True
-    chooses = False
 
     def __init__(self, spec: ModelSpec) -> None:
         """Rounds of everybody have no options."""

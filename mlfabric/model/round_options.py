@@ -5,9 +5,8 @@ from __future__ import annotations
 from mlfabric.errors import ConfigError
 from mlfabric.values import dataclass
 
-__all__ = ["MEMBERS", "MOST_KEPT", "QUORUMS", "RoundOptions"]
+__all__ = ["MOST_KEPT", "QUORUMS", "RoundOptions"]
 
-MEMBERS = ("all", "chosen")
 QUORUMS = ("solo", "majority", "full", "auto")
 MOST_BETWEEN = 1_000
 MOST_KEPT = 8
@@ -26,8 +25,6 @@ class RoundOptions:
         quorum: partial: a round begins when this many have a gradient: ``"solo"`` is 1, ``"full"`` all; with
             ``"majority"`` it begins when a worker has one that is drawn anew for each round; with ``"auto"`` when
             to wait for more would let fewer gradients be in rounds per second. Or a number.
-        members: elastic: ``"all"`` are in a round, or ``"chosen"``: those with which training gets on fastest, by what
-            their links carry; every eighth round has all of them.
         full_every: partial: after this many rounds without some, one waits for all, 1 to 1,000.
     """
 
@@ -35,7 +32,6 @@ class RoundOptions:
     at_least: float = 0.5
     quorum: str = "majority"
     full_every: int = 32
-    members: str = "all"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau_max <= _MOST_TAU:
@@ -44,7 +40,5 @@ class RoundOptions:
             raise ConfigError(f"at_least={self.at_least}; allowed: above 0, at most 1")
         if self.quorum not in QUORUMS and not (self.quorum.isdecimal() and int(self.quorum)):
             raise ConfigError(f"quorum={self.quorum!r}; allowed: {', '.join(QUORUMS)}, or a number from 1")
-        if self.members not in MEMBERS:
-            raise ConfigError(f"members={self.members!r}; allowed: {', '.join(MEMBERS)}")
         if not 1 <= self.full_every <= MOST_BETWEEN:
             raise ConfigError(f"full_every={self.full_every}; allowed: 1 to {MOST_BETWEEN}")

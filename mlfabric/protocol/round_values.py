@@ -45,8 +45,6 @@ class ReduceRequested:
         updates: how many gradients are added up in the tensor, >= 1.
         rates: learning rate and other settings of each parameter group, in the optimizer's order.
         withdrawn: why it is to be in no round, though it was offered before; "" if it may be.
-        square, mean_square: squared l2 norms of the gradient, and of the mean that made version ``computed_from``; 0 if
-            that is unknown.
         grows: it is offered while backward makes it.
     """
 
@@ -62,8 +60,6 @@ class ReduceRequested:
     updates: int = 1
     rates: tuple[float, ...] = ()
     withdrawn: str = ""
-    square: float = 0.0
-    mean_square: float = 0.0
     grows: bool = False
 
 
@@ -78,7 +74,6 @@ class RoundsHeld:
         settled: the last of these rounds.
         arrived: the attempt whose result this worker has; others may not have it.
         together: how many workers begin together, >= 1; later, how many the last round reached.
-        recent: the last rounds that were settled, as far as it knows.
     """
 
     version: int
@@ -87,16 +82,14 @@ class RoundsHeld:
     settled: RoundId | None = None
     arrived: RoundId | None = None
     together: int = 1
-    recent: tuple[RoundId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateArrived(SaidByWorker):
-    """A worker has fetched the state of this version; ``round`` and ``is_loan`` as in :class:`FetchState`."""
+    """A worker has fetched the state of this version; ``round`` as in :class:`FetchState`."""
 
     version: int
     round: RoundId
-    is_loan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,26 +250,20 @@ class BeginState(ToldOfModel):
 class FetchState(ToldOfModel):
     """Fetch model and optimizer state of ``version`` or a later one from a peer; results from there on come here.
 
-    ``round`` makes that version. A loan is without optimizer state, and no results follow it: it is there to compute a
-    gradient from.
+    ``round`` makes that version.
     """
 
     peer: Peer
     version: int
     round: RoundId
-    is_loan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GiveState(ToldOfModel):
-    """A peer will fetch model and optimizer state of ``version`` or a later one with this ticket.
-
-    A loan is without optimizer state.
-    """
+    """A peer will fetch model and optimizer state of ``version`` or a later one with this ticket."""
 
     peer: Peer
     version: int
-    is_loan: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -538,8 +538,6 @@ class ReduceRequested(_message.Message):
     UPDATES_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     WITHDRAWN_FIELD_NUMBER: _builtins.int
-    SQUARE_FIELD_NUMBER: _builtins.int
-    MEAN_SQUARE_FIELD_NUMBER: _builtins.int
     GROWS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
@@ -553,9 +551,6 @@ class ReduceRequested(_message.Message):
     """How many gradients are added up in it."""
     withdrawn: _builtins.str
     """Why it is to be in no round, though it was offered; empty if it may be."""
-    square: _builtins.float
-    """Squared l2 norms of this gradient, and of the last mean that was applied; 0 where it is unknown, or nobody asks."""
-    mean_square: _builtins.float
     grows: _builtins.bool
     """It is offered while backward makes it."""
     @_builtins.property
@@ -587,13 +582,11 @@ class ReduceRequested(_message.Message):
         updates: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
         withdrawn: _builtins.str = ...,
-        square: _builtins.float = ...,
-        mean_square: _builtins.float = ...,
         grows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "mean_square", b"mean_square", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "square", b"square", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -611,7 +604,6 @@ class RoundsHeld(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
     TOGETHER_FIELD_NUMBER: _builtins.int
-    RECENT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The number of settled rounds that are in its model or wait to be applied to it."""
     applied: _builtins.int
@@ -628,10 +620,6 @@ class RoundsHeld(_message.Message):
     def arrived(self) -> Global___RoundId:
         """The attempt whose result is here and may not be everywhere."""
 
-    @_builtins.property
-    def recent(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundId]:
-        """The last rounds that were settled, as far as this one knows."""
-
     def __init__(
         self,
         *,
@@ -641,11 +629,10 @@ class RoundsHeld(_message.Message):
         settled: Global___RoundId | None = ...,
         arrived: Global___RoundId | None = ...,
         together: _builtins.int = ...,
-        recent: _abc.Iterable[Global___RoundId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "arrived", b"arrived", "has_state", b"has_state", "recent", b"recent", "settled", b"settled", "together", b"together", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "arrived", b"arrived", "has_state", b"has_state", "settled", b"settled", "together", b"together", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -660,10 +647,8 @@ class StateArrived(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    IS_LOAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
-    is_loan: _builtins.bool
     @_builtins.property
     def round(self) -> Global___RoundId:
         """As in FetchState."""
@@ -674,11 +659,10 @@ class StateArrived(_message.Message):
         model: _builtins.str = ...,
         version: _builtins.int = ...,
         round: Global___RoundId | None = ...,
-        is_loan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_loan", b"is_loan", "model", b"model", "round", b"round", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "round", b"round", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2941,11 +2925,8 @@ class FetchState(_message.Message):
     PEER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
-    IS_LOAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
-    is_loan: _builtins.bool
-    """Without optimizer state: to compute one gradient from."""
     @_builtins.property
     def peer(self) -> Global___Peer: ...
     @_builtins.property
@@ -2959,11 +2940,10 @@ class FetchState(_message.Message):
         peer: Global___Peer | None = ...,
         version: _builtins.int = ...,
         round: Global___RoundId | None = ...,
-        is_loan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_loan", b"is_loan", "model", b"model", "peer", b"peer", "round", b"round", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "round", b"round", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2978,11 +2958,8 @@ class GiveState(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    IS_LOAN_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     version: _builtins.int
-    is_loan: _builtins.bool
-    """Without optimizer state."""
     @_builtins.property
     def peer(self) -> Global___Peer: ...
     def __init__(
@@ -2991,11 +2968,10 @@ class GiveState(_message.Message):
         model: _builtins.str = ...,
         peer: Global___Peer | None = ...,
         version: _builtins.int = ...,
-        is_loan: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_loan", b"is_loan", "model", b"model", "peer", b"peer", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "peer", b"peer", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -379,7 +379,6 @@ class RoundOptions(_message.Message):
     AT_LEAST_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
     FULL_EVERY_FIELD_NUMBER: _builtins.int
-    MEMBERS_FIELD_NUMBER: _builtins.int
     tau_max: _builtins.int
     """Elastic: how many rounds may be settled between the model that a gradient was computed from and its round."""
     at_least: _builtins.float
@@ -388,8 +387,6 @@ class RoundOptions(_message.Message):
     """Partial: solo, majority, full, or a number of workers."""
     full_every: _builtins.int
     """Partial: after so many rounds without some, one waits for all."""
-    members: _builtins.str
-    """Elastic: all, or chosen: those with which training gets on fastest."""
     def __init__(
         self,
         *,
@@ -397,11 +394,10 @@ class RoundOptions(_message.Message):
         at_least: _builtins.float = ...,
         quorum: _builtins.str = ...,
         full_every: _builtins.int = ...,
-        members: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "full_every", b"full_every", "members", b"members", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "full_every", b"full_every", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

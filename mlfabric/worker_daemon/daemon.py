@@ -197,13 +197,11 @@ class WorkerDaemon:
         computed_from: int = 0,
         updates: int = 1,
         rates: tuple[float, ...] = (),
-        squares: tuple[float, float] = (0.0, 0.0),
     ) -> asyncio.Future[Any]:
         """Ask for the sum of a tensor; see :meth:`Reductions.reduce`.
 
         Args:
             computed_from, updates, rates: see :class:`mlfabric.protocol.ReduceRequested`.
-            squares: ``square`` and ``mean_square`` there.
         """
         if (handle := self.calls.handle()).done():
             return handle
@@ -219,8 +217,6 @@ class WorkerDaemon:
             computed_from=computed_from,
             updates=updates,
             rates=rates,
-            square=squares[0],
-            mean_square=squares[1],
             grows=buffers.growth is not None,
         )
         return self._reductions.reduce(request, buffers)
@@ -232,10 +228,9 @@ class WorkerDaemon:
         computed_from: int,
         updates: int,
         rates: tuple[float, ...],
-        squares: tuple[float, float],
     ) -> asyncio.Future[Any]:
         """Offer gradients for a round; see :meth:`reduce`."""
-        return self.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates, squares)
+        return self.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates)
 
     # The session
 

@@ -158,13 +158,6 @@ class FlatGradients:
         for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
             buffer.copy_(place.div_(workers).view(buffer.shape))
 
-    def square(self, flat: torch.Tensor | memoryview) -> float:
-        """Return the squared l2 norm of the gradients in a flat tensor, or in its bytes in the model's order."""
-        tensor = flat if isinstance(flat, torch.Tensor) else torch.frombuffer(flat, dtype=self._torch_dtype)
-        gradients = tensor[: self._gradients]
-        gradients = gradients.float() if gradients.itemsize < torch.float32.itemsize else gradients
-        return float(gradients.dot(gradients))
-
     def _place(self, flat: torch.Tensor, i: int) -> torch.Tensor:
         end = self.ends_bytes[i] // self._torch_dtype.itemsize
         return flat[end - self.parameters[i].numel() : end]

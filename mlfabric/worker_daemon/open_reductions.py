@@ -9,7 +9,6 @@ contributed nothing, and a worker that lacks the model fetches it from a peer.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -38,9 +37,6 @@ from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.actions import Action, Request
 
 __all__ = ["Reducing"]
-
-
-_REMEMBERED = 32
 
 
 @dataclass(slots=True)
@@ -75,9 +71,6 @@ class Reducing:
         self._applies = together > 0
         self._attempt: _Attempt | None = None
         self._fetches: FetchState | None = None
-        self._is_guest = False
-        """The weights that are here, or come, are lent: no round's result is applied to them."""
-        self._recent: deque[RoundId] = deque(maxlen=_REMEMBERED)
 
     def handle(self, event: act.ReduceEvent) -> Iterator[Action]:
         """Take in one event and return what to do, in order."""
@@ -123,26 +116,24 @@ class Reducing:
             case BeginState():
                 yield from self._stop()
                 self.has_state, self.version, self.settled, self._fetches = True, event.version, event.round, None
-                self._is_guest = False
                 yield act.KeepState(version=self.version)
             case FetchState():
                 self.has_state, self.version, self.settled = False, event.version, event.round
-                self._fetches, self._is_guest = event, event.is_loan
+                self._fetches = event
                 yield act.StartFetchState(plan=event)
             case GiveState():
                 yield act.StartGiveState(plan=event)
             case act.StateEnded() if self._fetches is not None and event.round == self._fetches.round:
-                if event.is_loan == self._fetches.is_loan:
-                    yield Request(event=self._fetched(event))
+                yield Request(event=self._fetched(event))
 
     def _fetched(self, event: act.StateEnded) -> StateArrived | StateBroken:
         worker, model, round_id = self.worker, self.model, event.round
         if event.detail:
             return StateBroken(worker=worker, model=model, round=round_id, detail=event.detail)
         self._fetches = None
-        self.has_state, self.version = not event.is_loan, max(self.version, event.version)
+        self.has_state, self.version = True, max(self.version, event.version)
         self.applied = event.version
-        return StateArrived(worker=worker, model=model, round=round_id, version=event.version, is_loan=event.is_loan)
+        return StateArrived(worker=worker, model=model, round=round_id, version=event.version)
 
     def requests(self) -> tuple[ReduceRequested, ...]:
         """Return what is asked for, oldest first, for a scheduler that may know nothing."""
@@ -160,7 +151,6 @@ class Reducing:
             settled=self.settled,
             arrived=arrived,
             together=self.together or 1,
-            recent=tuple(self._recent),
         )
 
     def validate(self) -> None:
@@ -227,15 +217,12 @@ class Reducing:
         is_here = attempt is not None and attempt.has_arrived and self._is_at(event.round)
         if attempt is not None and is_here:
             self._attempt = None
-            follows = not self._is_guest and attempt.plan.version <= self.version + 1
-            if follows:
-                self.settled, self.together = event.round, event.workers
-                self.version = max(self.version, attempt.plan.version)
-                self._recent.append(event.round)
+            self.settled, self.together = event.round, event.workers
+            self.version = max(self.version, attempt.plan.version)
             if attempt.plan.reduce is not None:
                 del self.open[attempt.plan.reduce]
             # How many contributed is not how many it reached, and a new scheduler knows neither.
-            yield act.FinishReduce(plan=attempt.plan, workers=attempt.plan.workers, follows=follows)
+            yield act.FinishReduce(plan=attempt.plan, workers=attempt.plan.workers)
         elif event.reduce is not None and self.open.pop(event.reduce, None) is not None:
             self.settled, self.together = event.round, event.workers
             yield from self._stop_of(event.reduce)

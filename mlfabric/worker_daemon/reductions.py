@@ -173,7 +173,6 @@ class Reductions:
             rates=plan.rates,
             total=buffers.result,
             ranges=tuple((part.start, part.end) for part in plan.parts),
-            follows=action.follows,
         )
         self._inbox.settled(result)
         return result

@@ -163,7 +163,6 @@ class WrapOptions(TypedDict, total=False):
     servers: int
     overlap: bool
     at_least: float | None
-    members: str | None
     quorum: str | int | None
     full_every: int | None
     wait: bool | None
@@ -204,7 +203,6 @@ def wrap(
     servers: int = 1,
     overlap: bool = False,
     at_least: float | None = None,
-    members: str | None = None,
     quorum: str | int | None = None,
     full_every: int | None = None,
     wait: bool | None = None,
@@ -241,9 +239,6 @@ def wrap(
         tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
             round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
         at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.
-        members: elastic: who makes rounds: ``"all"`` (unless given), or ``"chosen"``: the workers with which training
-            gets on fastest, by what their links carry and how noisy gradients are. The others are in every eighth
-            round, for which they are lent the weights. Not with overlap: noise is measured from whole gradients.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
@@ -279,7 +274,7 @@ def wrap(
         settings=settings,
     )
     given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
-    given |= {"members": members, "overlap": overlap, "slack": slack, "servers": servers, "wait": wait}
+    given |= {"overlap": overlap, "slack": slack, "servers": servers, "wait": wait}
     if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
         check_steps_alone(optimizer)
         return _in_rounds(optimizer, model, replace(how, tau_max=None), options, waits=wait is not False)
@@ -303,7 +298,6 @@ def _in_rounds(
         frozen_digest=tensors.frozen_digest,
         rounds=options,
     )
-    passes_late, measures = how.method is Method.PARTIAL, options.members == "chosen"
 
     def start(inbox: RoundInbox) -> ThreadDaemon:
         return ThreadDaemon(how.settings, spec, None, job, nobody, inbox)
@@ -313,10 +307,9 @@ def _in_rounds(
         model,
         start,
         together=together,
-        passes_late=passes_late,
+        passes_late=how.method is Method.PARTIAL,
         waits=waits,
         overlap=how.overlap,
-        measures=measures,
     )
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()

@@ -94,7 +94,6 @@ class StateEnded:
 
     round: RoundId
     version: int = 0
-    is_loan: bool = False
     detail: str = ""
 
 
@@ -140,15 +139,10 @@ class StartProbes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishReduce:
-    """The result of a round is here, and with all others; ``workers`` contributed. Resolve the handle, if any.
-
-    The model is to apply the result if that ``follows`` on its version. That of a guest, who is lent the weights now
-    and then, does not.
-    """
+    """The result of a round is here, and with all others; ``workers`` contributed. Resolve the handle, if any."""
 
     plan: Reduce
     workers: int
-    follows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ __all__ = ["check_steps_alone", "round_options"]
 
 _BELONGS = {
     "at_least": Method.ELASTIC,
-    "members": Method.ELASTIC,
     "quorum": Method.PARTIAL,
     "full_every": Method.PARTIAL,
     "wait": Method.PARTIAL,
@@ -51,10 +50,6 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
     chosen: dict[str, Any] = {} if tau_max is None else {"tau_max": tau_max}
     if given["at_least"] is not None:
         chosen["at_least"] = number_of("at_least", given["at_least"])
-    if given["members"] is not None:
-        chosen["members"] = str(given["members"])
-    if chosen.get("members") == "chosen" and given["overlap"]:
-        raise UsageError("members='chosen' with overlap=True; allowed: without overlap, for it needs whole gradients")
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
     if given["wait"] is not None:

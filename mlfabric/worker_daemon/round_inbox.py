@@ -32,7 +32,6 @@ class RoundResult:
         rates: the means of their settings of each parameter group.
         total: its bytes as they travelled, in memory of its own.
         ranges: the ranges of bytes in which they travelled.
-        follows: it is to be applied to the model that is here.
     """
 
     version: int
@@ -41,19 +40,14 @@ class RoundResult:
     rates: tuple[float, ...]
     total: memoryview
     ranges: tuple[tuple[int, int], ...]
-    follows: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateImage:
-    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version.
-
-    Of a version that is lent there are the weights alone.
-    """
+    """Model and optimizer state of one version, as bytes; None if the worker's own goes on as that version."""
 
     version: int
     image: memoryview | None
-    is_loan: bool = False
 
 
 class RoundInbox:
@@ -61,15 +55,14 @@ class RoundInbox:
 
     Args:
         together: how many workers begin together, >= 1.
-        copy_state: returns a copy of the present state, or, if it is told that this is a loan, of the weights alone;
-            called in any thread.
+        copy_state: returns a copy of the present state; called in any thread.
         segments: over how many segments of a gradient each range of bytes is dealt out that travels (``dealt_bytes``).
 
     Attributes:
         news: called whenever something was put in, in the daemon's thread.
     """
 
-    def __init__(self, together: int, copy_state: Callable[[bool], StateImage], segments: int = 1) -> None:
+    def __init__(self, together: int, copy_state: Callable[[], StateImage], segments: int = 1) -> None:
         self.together = together
         self.segments = segments
         self.copy_state = copy_state
@@ -82,10 +75,9 @@ class RoundInbox:
     # For the daemon
 
     def settled(self, result: RoundResult) -> None:
-        """Put in the result of a settled round, if it is to be applied."""
+        """Put in the result of a settled round."""
         with self._lock:
-            if result.follows:
-                self._results.append(result)
+            self._results.append(result)
         self.news()
 
     def state_begins(self) -> None:

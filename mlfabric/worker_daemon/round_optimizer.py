@@ -39,7 +39,6 @@ class RoundOptimizer(TakenOver):
         together, passes_late: see ``RoundSteps``.
         waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
-        measures: the scheduler is told how noisy gradients are (``elastic`` with chosen members).
     """
 
     def __init__(
@@ -52,12 +51,11 @@ class RoundOptimizer(TakenOver):
         passes_late: bool,
         waits: bool,
         overlap: bool,
-        measures: bool,
     ) -> None:
         super().__init__(optimizer)
         self._flat = FlatGradients([p for group in optimizer.param_groups for p in group["params"]], model)
         self._steps = RoundSteps(
-            TrainedModel(optimizer, model, self._flat, measures=measures),
+            TrainedModel(optimizer, model, self._flat),
             ThreadWaits(),
             together=together,
             passes_late=passes_late,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from mlfabric.errors import FabricError, TransferError
+from mlfabric.errors import FabricError
 from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
 from mlfabric.worker_daemon.round_actions import PassOver
@@ -102,16 +102,13 @@ class Trained(Protocol[G]):
     def rates(self) -> tuple[float, ...]:
         """Return the numbers of the optimizer as they are now."""
 
-    def squares(self, gathered: G) -> tuple[float, float]:
-        """Return the squared norms of these gradients, and of the last round's sum; zeros unless they are wanted."""
-
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Make a step with a round's sum; its bytes are as those of gradients."""
 
-    def write(self, *, is_loan: bool) -> memoryview:
-        """Return weights and optimizer state, or the weights alone; called in any thread."""
+    def write(self) -> memoryview:
+        """Return weights and optimizer state; called in any thread."""
 
-    def read(self, image: memoryview, *, is_loan: bool) -> None:
+    def read(self, image: memoryview) -> None:
         """Install what a peer's ``write`` has returned."""
 
     def included(self, offered: Offered[G], outcome: RoundOutcome) -> None:
@@ -131,7 +128,6 @@ class Daemon(Protocol):
         computed_from: int,
         updates: int,
         rates: tuple[float, ...],
-        squares: tuple[float, float],
         /,
     ) -> Answer[RoundResult | PassOver]:
         """Offer gradients for a round."""
@@ -217,7 +213,6 @@ class RoundSteps(Generic[G]):
         self._spare = self.gathered if waits_for_rounds else trained.empty()
         self._sent: Offered[G] | None = None
         """What is on its way; between steps only if they do not wait for that, or such a wait was interrupted."""
-        self._is_lent = False
         self._state_lock = threading.Lock()
 
     async def begin(self, daemon: Daemon) -> None:
@@ -284,9 +279,9 @@ class RoundSteps(Generic[G]):
         trained = self._trained
         given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
         buffers = ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth)
-        rates, squares = trained.rates(), trained.squares(gathered)
+        rates = trained.rates()
         told_from = computed_from if self._waits_for_rounds else self.version  # its delay counts from the offer
-        outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates, squares)
+        outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates)
         return Offered(gathered, updates, computed_from, rates, buffers, outcome)
 
     async def _settle_sent(self) -> None:
@@ -396,9 +391,8 @@ class RoundSteps(Generic[G]):
         self._daemon.applied(self.version)
 
     def _apply(self, result: RoundResult) -> None:
-        if result.version != self.version + 1 or self._is_lent:
-            lent = "lent " if self._is_lent else ""
-            raise FabricError(f"round {result.version} came to {lent}weights of version {self.version}")
+        if result.version != self.version + 1:
+            raise FabricError(f"round {result.version} came to a model of version {self.version}")
         with self._state_lock:
             with self.inbox.in_order(result) as total:
                 self._trained.apply(result, total)
@@ -406,11 +400,9 @@ class RoundSteps(Generic[G]):
 
     # State for and from peers
 
-    def _copy_state(self, is_loan: bool) -> StateImage:
+    def _copy_state(self) -> StateImage:
         with self._state_lock:
-            if self._is_lent and not is_loan:
-                raise TransferError("the weights that are here are lent; there is no optimizer state to them")
-            return StateImage(version=self.version, image=self._trained.write(is_loan=is_loan))
+            return StateImage(version=self.version, image=self._trained.write())
 
     async def _take_state(self) -> bool:
         """Install the state that was fetched, waiting while it comes; return whether there was any."""
@@ -422,8 +414,8 @@ class RoundSteps(Generic[G]):
         self.inbox.took(coming)
         with self._state_lock:
             if state.image is not None:
-                self._trained.read(state.image, is_loan=state.is_loan)
-            self._is_lent, self.version = state.is_loan, state.version
+                self._trained.read(state.image)
+            self.version = state.version
         await self._waits.crossing()
         self._daemon.applied(self.version)
         return True

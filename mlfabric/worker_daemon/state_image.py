@@ -18,17 +18,15 @@ _LENGTH_BYTES = 8
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def write_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> memoryview:
+def write_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> memoryview:
     """Return the values of all parameters and buffers, and all that the optimizer remembers of each parameter.
-
-    Without an optimizer there are the values alone.
 
     Raises:
         LayoutError: the optimizer remembers something that is neither tensor nor number.
     """
     tensors = {f"model/{name}": value for name, value in model.state_dict().items() if torch.is_tensor(value)}
     plain: dict[str, Any] = {}
-    for place, kept in ({} if optimizer is None else optimizer.state_dict()["state"]).items():
+    for place, kept in optimizer.state_dict()["state"].items():
         for key, value in kept.items():
             name = f"state/{place}/{key}"
             if torch.is_tensor(value):
@@ -45,8 +43,8 @@ def write_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None)
     return memoryview(b"".join(pieces))
 
 
-def read_state(image: memoryview, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-    """Install a state that :func:`write_state` made of the same model under the same optimizer, or without one.
+def read_state(image: memoryview, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Install a state that :func:`write_state` made of the same model under the same optimizer.
 
     Raises:
         LayoutError: it is of another model, or malformed; nothing was changed.
@@ -65,8 +63,7 @@ def read_state(image: memoryview, model: torch.nn.Module, optimizer: torch.optim
     except (ValueError, KeyError, AttributeError, TypeError, RuntimeError) as error:
         raise LayoutError(f"the state of a peer cannot be read: {error}") from error
     model.load_state_dict(weights, strict=False)
-    if optimizer is not None:
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _parse(image: memoryview) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -103,11 +103,11 @@ class StateTransfers:
                 self._recorded(await Relay(image, is_last=True).receive(connection, frame.length), found.host)
         except (FabricError, DecodeError) as error:
             log.info("state from %s: %s", plan.peer.worker, error)
-            self._take_in(act.StateEnded(round=plan.round, is_loan=plan.is_loan, detail=str(error)))
+            self._take_in(act.StateEnded(round=plan.round, detail=str(error)))
         else:
-            came = StateImage(version=found.version.number, image=image, is_loan=plan.is_loan)
+            came = StateImage(version=found.version.number, image=image)
             self._inbox.state_came(came)
-            self._take_in(act.StateEnded(round=plan.round, version=came.version, is_loan=plan.is_loan))
+            self._take_in(act.StateEnded(round=plan.round, version=came.version))
 
     async def _give(self, plan: GiveState) -> None:
         try:
@@ -117,7 +117,7 @@ class StateTransfers:
             ):
                 limit.reschedule(None)
                 await self._until(plan.version)
-                state = await asyncio.to_thread(self._inbox.copy_state, plan.is_loan)
+                state = await asyncio.to_thread(self._inbox.copy_state)
                 assert state.image is not None, "a copy has bytes"
                 version = types_pb2.ModelVersion(number=state.version)
                 frame = Frame(

@@ -154,10 +154,9 @@ class ThreadDaemon:
         computed_from: int,
         updates: int,
         rates: tuple[float, ...],
-        squares: tuple[float, float],
     ) -> concurrent.futures.Future[RoundResult | act.PassOver]:
         """Offer gradients for a round; see ``WorkerDaemon.reduce``."""
-        return self._ask(lambda: self._daemon.offer(buffers, together, computed_from, updates, rates, squares))
+        return self._ask(lambda: self._daemon.offer(buffers, together, computed_from, updates, rates))
 
     def withdraw(self, growth: GradientGrowth, reason: str) -> None:
         """Say that a gradient which is offered while it is made is to be in no round."""

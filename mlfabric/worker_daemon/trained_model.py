@@ -24,14 +24,10 @@ class TrainedModel:
     Args:
         optimizer: steps the model.
         flat: how gradients travel.
-        measures: ``squares`` are wanted.
     """
 
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, flat: FlatGradients, *, measures: bool
-    ) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, flat: FlatGradients) -> None:
         self._optimizer, self._model, self._flat = optimizer, model, flat
-        self._measures, self._mean_square = measures, 0.0
         self.size_bytes, self.dtype = flat.size_bytes, flat.dtype
 
     def empty(self) -> torch.Tensor:
@@ -51,29 +47,24 @@ class TrainedModel:
         """Return the numbers of the optimizer as they are now."""
         return rates_of(self._optimizer)
 
-    def squares(self, gathered: torch.Tensor) -> tuple[float, float]:
-        """Return the squared norms of these gradients, and of the last round's sum; zeros unless they are wanted."""
-        return (self._flat.square(gathered), self._mean_square) if self._measures else (0.0, 0.0)
-
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Make a step with a round's sum; the script's gradients stay where they are."""
         gradients = [parameter.grad for parameter in self._flat.parameters]
         try:
             self._flat.spread(total, result.workers, result.updates)
-            self._mean_square = self._flat.square(total) if self._measures else 0.0
             with with_rates(self._optimizer, result.rates):
                 self._optimizer.step()
         finally:
             for parameter, gradient in zip(self._flat.parameters, gradients, strict=True):
                 parameter.grad = gradient
 
-    def write(self, *, is_loan: bool) -> memoryview:
-        """Return weights and optimizer state, or the weights alone."""
-        return write_state(self._model, None if is_loan else self._optimizer)
+    def write(self) -> memoryview:
+        """Return weights and optimizer state."""
+        return write_state(self._model, self._optimizer)
 
-    def read(self, image: memoryview, *, is_loan: bool) -> None:
+    def read(self, image: memoryview) -> None:
         """Install what a peer's ``write`` has returned."""
-        read_state(image, self._model, None if is_loan else self._optimizer)
+        read_state(image, self._model, self._optimizer)
 
     def included(self, offered: Offered[torch.Tensor], outcome: RoundOutcome) -> None:
         """Nothing is to be done about it."""

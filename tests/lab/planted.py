@@ -159,7 +159,7 @@ def state_before_it_is_applied(patch: Patch) -> None:
 
     async def give(self: Any, plan: Any) -> None:
         copy = self._inbox.copy_state
-        self._inbox.copy_state = lambda is_loan: replace(copy(is_loan), version=plan.version)
+        self._inbox.copy_state = lambda: replace(copy(), version=plan.version)
         self._applied, applied = plan.version, self._applied
         try:
             await copied(self, plan)

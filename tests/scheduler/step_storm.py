@@ -19,7 +19,6 @@ from typing import Any
 
 from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.model.specs import Layout, Member, Method, ModelSpec, Role, RoundOptions, TensorSpec, Term
-from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
     BeginState,
     CancelReduce,
@@ -79,8 +78,7 @@ class Player:
     history: tuple[Any, ...] = ()
     waiting: list[Applied] = field(default_factory=list)
     fetching: FetchState | None = None
-    fetched: tuple[int, tuple[Any, ...], bool] | None = None
-    is_lent: bool = False
+    fetched: tuple[int, tuple[Any, ...]] | None = None
     gives: set[bytes] = field(default_factory=set)
     has_model: bool = False
     kept: frozenset[Gradient] = frozenset()
@@ -102,7 +100,6 @@ class StepStorm:
         self.spec = ModelSpec(name="net", layout=LAYOUT, method=method, rounds=self.options)
         self.histories: dict[RoundId, tuple[Any, ...]] = {}
         self.delays: Counter[int] = Counter()
-        self.guests: Counter[str] = Counter()
         self.told: defaultdict[RoundId, set[str]] = defaultdict(set)
         self.draw = random.Random(seed)
         self.now_ns = 0
@@ -147,8 +144,6 @@ class StepStorm:
             self.join(player)
         else:
             self.draw.choice((self.ask, self.hear, self.say, self.say, self.hear, self.move))(player)
-        if self.options.members == "chosen" and not calm and self.draw.random() < 0.02:
-            self.change_link(self.draw.choice(self.players), self.draw.choice((4, 10**9, 10**9)))
         self.tick()
         self.state.validate()
         for each in self.players:
@@ -171,12 +166,6 @@ class StepStorm:
             player.up = None
         if kind == "death":
             self.players[self.players.index(player)] = self.born(player.name)
-
-    def change_link(self, player: Player, bps: int) -> None:
-        network, host = self.state.context.network, f"h-{player.name}"
-        for link in (up_link(host), down_link(host)):
-            if network.has_link(link) and self.draw.random() < 0.7:
-                network.set_rate(link, bps)
 
     def join(self, player: Player) -> None:
         member = Member(name=player.name, role=Role.WORKER, incarnation=player.incarnation, host=f"h-{player.name}")
@@ -240,8 +229,6 @@ class StepStorm:
             together=self.workers,
             computed_from=player.version,
             updates=len(gradients),
-            square=2.0,
-            mean_square=1.0,
         )
         self.feed(player, act.ReduceCalled(request=request))
 
@@ -301,13 +288,12 @@ class StepStorm:
                 case act.StopAttempt():
                     player.attempt = None
                 case act.FinishReduce():
-                    self.settled(player, action.plan, follows=action.follows)
+                    self.settled(player, action.plan)
                 case act.PassOver():
                     self.passed(player, action)
                 case act.KeepState():
                     player.has_model, player.version = True, action.version
                     player.fetching = player.fetched = None
-                    player.is_lent = False
                     player.waiting.clear()
                     player.history = (*player.history, ("goes on at", action.version))
                 case act.StartFetchState():
@@ -320,17 +306,13 @@ class StepStorm:
 
     # Laws
 
-    def settled(self, player: Player, plan: Reduce, *, follows: bool) -> None:
+    def settled(self, player: Player, plan: Reduce) -> None:
         """Every worker gets the same sum of a round; a worker's own gradient is in it once, within the delay bound."""
         assert player.attempt == plan, f"{player.name} finished what it did not begin"
         assert player.result is not None, f"{player.name} finished without a result"
         agreed = self.results.setdefault(plan.round, player.result)
         assert player.result == agreed, f"{player.name} has another result of {plan.round} than others have"
-        if follows:
-            player.waiting.append((plan.version, plan.round, player.result))
-        else:
-            assert plan.reduce is not None, f"{player.name} gets {plan.round} for nothing"
-            self.guests[player.name] += 1
+        player.waiting.append((plan.version, plan.round, player.result))
         player.attempt = None
         if plan.reduce is not None:
             delay = plan.version - 1 - player.computed_from[plan.reduce]
@@ -362,7 +344,7 @@ class StepStorm:
 
     def install(self, player: Player) -> None:
         if player.fetched is not None:
-            player.version, player.history, player.is_lent = player.fetched
+            player.version, player.history = player.fetched
             player.fetched = None
 
     def apply(self, player: Player) -> None:
@@ -371,7 +353,6 @@ class StepStorm:
             if version <= player.version:
                 continue
             assert version == player.version + 1, f"{player.name}: version {version} after {player.version}"
-            assert not player.is_lent, f"{player.name} is to apply {round_id} to weights that it was lent"
             seen = {each for entry in player.history if len(entry) == 3 and entry[0] != "begin" for each in entry[2]}
             assert not seen & gradients, f"{seen & gradients} are applied twice"
             player.version = version
@@ -383,14 +364,13 @@ class StepStorm:
     def fetch(self, player: Player, plan: FetchState) -> None:
         """Let the state come, once the peer's training thread has applied what is wanted."""
         peer = next((p for p in self.players if p.name == plan.peer.worker), None)
-        lends_only = peer is not None and peer.is_lent and not plan.is_loan
-        if peer is None or lends_only or (plan.peer.ticket not in peer.gives and not self.is_to_give(peer, plan)):
+        if peer is None or (plan.peer.ticket not in peer.gives and not self.is_to_give(peer, plan)):
             player.fetching = None
-            self.feed(player, act.StateEnded(round=plan.round, is_loan=plan.is_loan, detail="nobody there"))
+            self.feed(player, act.StateEnded(round=plan.round, detail="nobody there"))
         elif plan.peer.ticket in peer.gives and peer.has_model and peer.version >= plan.version:
             player.fetching, player.has_model = None, True
-            player.fetched = peer.version, peer.history, plan.is_loan
-            self.feed(player, act.StateEnded(round=plan.round, version=peer.version, is_loan=plan.is_loan))
+            player.fetched = peer.version, peer.history
+            self.feed(player, act.StateEnded(round=plan.round, version=peer.version))
             if not player.state.reducing.open:
                 self.install(player)
 

@@ -150,7 +150,7 @@ def test_who_fetches_what_the_first_round_makes_does_not_hold_up_another_attempt
     team, fresh = Team("a", "b", "c"), RoundsHeld(version=0, applied=0, has_state=False, together=2)
     told = team.says("a", rounds=fresh) + team.says("b", rounds=fresh)
     (fetch,) = of(FetchState, told)
-    began = StateArrived(worker=fetch.to, model="net", version=fetch.version, round=fetch.round, is_loan=False)
+    began = StateArrived(worker=fetch.to, model="net", version=fetch.version, round=fetch.round)
     told = team.ask_all(began, *(asks(worker, computed_from=fetch.version) for worker in "ab")) + team.tick()
     first = {one.round for one in of(Reduce, told)}
     assert [one.version for one in of(FetchState, team.says("c", rounds=fresh))] == [fetch.version + 1]

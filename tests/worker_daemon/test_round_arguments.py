@@ -26,16 +26,10 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "elastic", "slack": 2}, "slack=2 with method elastic, which has no server"),
         ({"method": "all-reduce", "momentum_at": "server"}, "momentum_at='server' with method all-reduce"),
         ({"method": "elastic", "at_least": 2.0}, "at_least=2.0; allowed: above 0, at most 1"),
-        ({"method": "elastic", "members": "some"}, "members='some'; allowed: all, chosen"),
-        (
-            {"method": "elastic", "members": "chosen", "overlap": True},
-            "members='chosen' with overlap=True; allowed: without",
-        ),
         (
             {"method": "partial", "wait": False, "overlap": True},
             "wait=False with overlap=True; allowed: one of them",
         ),
-        ({"method": "partial", "members": "all"}, "members='all' with method partial; allowed: with elastic only"),
     ],
 )
 def test_an_option_that_the_method_does_not_have_is_refused(options: dict[str, Any], story: str) -> None:

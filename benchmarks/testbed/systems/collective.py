@@ -30,16 +30,7 @@ from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
 
-__all__ = [
-    "AllReduce",
-    "GradientSum",
-    "SumOfAll",
-    "agree_on_start",
-    "connected_again",
-    "group",
-    "meeting_point",
-    "train",
-]
+__all__ = ["AllReduce", "GradientSum", "SumOfAll", "agree_on_start", "group", "meeting_point", "train"]
 
 TIMEOUT_S = 120.0
 
@@ -180,12 +171,6 @@ def meeting_point(place: Place) -> TCPStore:
     return TCPStore(
         address, place.port, place.workers, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
     )
-
-
-def connected_again(place: Place, timeout: timedelta) -> TCPStore:
-    """Return one more connection to the store that w0 keeps, whose calls wait for so long."""
-    address = place.addresses[worker_name(0)]
-    return TCPStore(address, place.port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def agree_on_start() -> int:

@@ -2,8 +2,7 @@
 
 The catalogue says which method is wrapped. Nobody tells a worker when the others end: the model has one element more
 than the workload, its first one. A worker that finds the run over gives that element a gradient, so all workers find it
-changed after the same round, and each ends with the first round that shows it the change. Who is left out of rounds
-finds no change: the first worker that ends says so to all.
+changed after the same round, and each ends with the first round that shows it the change.
 
 With overlap the model is cut into several parameters, and each gradient leaves when backward would have made it
 (``benchmarks.testbed.overlapping``).
@@ -14,11 +13,8 @@ computes for longer than the others.
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -30,7 +26,7 @@ import mlfabric
 from benchmarks.testbed.overlapping import Buckets, OverlappedCompute
 from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
-from benchmarks.testbed.systems.collective import connected_again, meeting_point
+from benchmarks.testbed.systems.collective import meeting_point
 from benchmarks.testbed.systems.fabric_members import MODEL, WITHOUT_SERVER, prepare, settings_of
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import Workload
@@ -40,8 +36,6 @@ __all__ = ["SERVICES", "prepare", "worker"]
 
 SERVICES = WITHOUT_SERVER
 KEEPERS = 3
-ENDED = "ended"
-LONGEST = timedelta(days=1)
 OVERLAPPED_BUCKETS = 8
 
 
@@ -138,19 +132,6 @@ def _agree_on_start(place: Place, store: TCPStore) -> int:
     return int(store.get("began"))
 
 
-def _listening(place: Place) -> threading.Event:
-    """Return what is set once some worker has ended."""
-    store, ended = connected_again(place, LONGEST), threading.Event()
-
-    def listen() -> None:
-        with contextlib.suppress(RuntimeError):  # who keeps the store has left
-            store.wait([ENDED])
-        ended.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    return ended
-
-
 def _train(
     place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: RoundOptimizer, buckets: Buckets
 ) -> WorkerLog:
@@ -159,7 +140,6 @@ def _train(
     keeps = rank < KEEPERS
     judged = partial(workload.accuracy, model.weights) if rank == 0 else None
     store = meeting_point(place)
-    have_others_ended = _listening(place)
     began_ns = _agree_on_start(place, store)
     if keeps:
         keeper.offer(began_ns, 0, model.weights)
@@ -173,7 +153,7 @@ def _train(
     def leaves(bucket: int) -> None:
         optimizer.ready(made(bucket))
 
-    while not (model.is_over or have_others_ended.is_set()):
+    while not model.is_over:
         recorder.start()
         gradient = partial(workload.gradient, model.weights, rank, step, model.gradient)
         if overlaps:
@@ -186,6 +166,5 @@ def _train(
         fates.note(optimizer, now_ns)
         if keeps:
             keeper.offer(now_ns, optimizer.version, model.weights)
-    store.set(ENDED, "")
     log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
     return fates.added_to(replace(log, snapshots=keeper.taken))

@@ -4,9 +4,6 @@ The model is with the workers alone. A worker that joins, or is too far behind, 
 peer. From then on the results of further rounds come to it, too. Where no worker has the newest version any more, the
 model goes on with what one of them has; before that, workers that had it and fell silent are waited for.
 
-A worker that is left out of rounds does not lack the model; it is lent the weights when it is to compute a gradient,
-and no results follow them.
-
 A new scheduler learns from the workers which version is the newest, and who has it. It waits for a while until all have
 spoken.
 """
@@ -67,7 +64,6 @@ class ModelStates:
         self._context, self._model, self._carrier, self._drop = context, model, carrier, drop
         self._found: RoundId | None = None
         """The last round that was settled under another scheduler; not all of its workers may know that."""
-        self._recent: frozenset[RoundId] = frozenset()
         self._began: RoundId | None = None
         self._held: dict[str, RoundsHeld] = {}
         self._may_return: dict[str, int] = {}
@@ -107,7 +103,7 @@ class ModelStates:
 
     def knows(self, round_id: RoundId | None) -> bool:
         """Tell whether a round is known to be settled, though its workers may not know it."""
-        return round_id is not None and (round_id in (self.settled, self._found) or round_id in self._recent)
+        return round_id is not None and round_id in (self.settled, self._found)
 
     def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
         """Take in what a worker says that joins or comes back."""
@@ -134,7 +130,7 @@ class ModelStates:
         having = [held for held in self._held.values() if held.has_state]
         if having:
             newest = max(having, key=lambda held: (held.version, held.settled or RoundId(0, 0)))
-            self.version, self.settled, self._recent = newest.version, newest.settled, frozenset(newest.recent)
+            self.version, self.settled = newest.version, newest.settled
             current = [h for h in having if (h.version, h.settled) == (newest.version, newest.settled)]
             arrived = {held.arrived for held in current}
             last = arrived.pop() if len(arrived) == 1 else None
@@ -180,30 +176,19 @@ class ModelStates:
             self._may_return = {worker: until for worker, until in self._may_return.items() if until > now_ns}
             if self._may_return:
                 return
-            yield from self._begin(min(of, key=lambda worker: (-of[worker].applied, worker)))
+            yield self._begin(min(of, key=lambda worker: (-of[worker].applied, worker)))
         for worker, standing in sorted(of.items()):
-            if not standing.is_current and not standing.is_behind and not standing.left_out:
+            if not standing.is_current and not standing.is_behind:
                 yield from self._fetch(worker, standing)
 
-    def _begin(self, first: str) -> Iterator[Instruction]:
+    def _begin(self, first: str) -> BeginState:
         standing = self.standings.of[first]
         # Others may have seen the newest version, and what goes on is not that one: its number must be another one.
         self.version = standing.applied = max(self.version, standing.applied) + (self.settled is not None)
         standing.is_current, standing.is_behind, standing.fetches_from = True, False, ""
-        offer, left_out = standing.offer, standing.left_out
-        standing.left_out = ""
         began = self._began = self.settled = self._carrier.take_id()
         reason = f"no other worker has version {self.version}"
-        yield BeginState(to=first, model=self._model, round=began, version=self.version, reason=reason)
-        if offer is not None and left_out:
-            standing.offer = None
-            yield self._drop(offer, reason)
-
-    def lend(self, worker: str, standing: Standing, lent_ns: int) -> Iterator[Instruction]:
-        """Let a worker that is left out have the weights; if it is to fetch them, they come at about ``lent_ns``."""
-        standing.lent_ns = lent_ns
-        if not standing.has_state:
-            yield from self._fetch(worker, standing)
+        return BeginState(to=first, model=self._model, round=began, version=self.version, reason=reason)
 
     def _fetch(self, worker: str, standing: Standing) -> Iterator[Instruction]:
         """Have a worker fetch the state of the version that the running round makes, or the newest one."""
@@ -212,33 +197,29 @@ class ModelStates:
             return
         version, settled = (self.version, self.settled) if running is None else (running.version, running.id)
         assert settled is not None, "a model that a peer has has begun"
-        offer, is_loan = standing.offer, bool(standing.left_out)
-        standing.is_current, standing.is_lent = not is_loan, is_loan
-        standing.fetches_from, standing.fetches = peer, settled
-        standing.applied, standing.offer = standing.applied if is_loan else version, None
+        offer = standing.offer
+        standing.is_current, standing.fetches_from, standing.fetches = True, peer, settled
+        standing.applied, standing.offer = version, None
         name, ticket = self._model, self._context.tickets.next()
         reason = f"{worker} lacks version {version} of {name}"
         taker, giver = Peer(worker, "", ticket), Peer(peer, self._context.address(peer), ticket)
-        yield GiveState(to=peer, model=name, peer=taker, version=version, is_loan=is_loan, reason=reason)
-        yield FetchState(
-            to=worker, model=name, peer=giver, version=version, round=settled, is_loan=is_loan, reason=reason
-        )
+        yield GiveState(to=peer, model=name, peer=taker, version=version, reason=reason)
+        yield FetchState(to=worker, model=name, peer=giver, version=version, round=settled, reason=reason)
         if offer is not None:
             yield self._drop(offer, reason)
 
     def fetched(self, event: StateArrived, now_ns: int) -> None:
         """Count a worker in again that has fetched the model."""
         standing = self.standings.of.get(event.worker)
-        is_it = standing is not None and (standing.fetches, standing.is_lent) == (event.round, event.is_loan)
-        if standing is not None and standing.fetches_from and is_it:
+        if standing is not None and standing.fetches_from and standing.fetches == event.round:
             standing.fetches_from = ""
-            standing.computes_from(standing.applied if event.is_loan else event.version, now_ns)
+            standing.computes_from(event.version, now_ns)
 
     def not_fetched(self, event: StateBroken, now_ns: int) -> Iterator[Instruction]:
         """Have a worker fetch the model from another peer."""
         standing = self.standings.of.get(event.worker)
         if standing is not None and standing.fetches_from and standing.fetches == event.round:
-            standing.not_fetched()
+            standing.is_current = False
             yield from self.seek(now_ns)
 
     def gone(self, record: MemberRecord) -> Iterator[Instruction]:
@@ -257,6 +238,6 @@ class ModelStates:
         """Note that a round has made a version, and which workers its result has reached."""
         self.version, self.settled = version, round_id
         for worker, standing in self.standings.of.items():
-            if worker not in reached and (standing.has_state or standing.left_out):
-                standing.is_current = False  # it came back while the round was under way, or is left out
+            if worker not in reached and standing.has_state:
+                standing.is_current = False  # it came back while the round was under way
         yield from self.seek(now_ns)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -32,11 +32,6 @@ class Standing:
             through with what it computes.
         fetches_from: the peer from which it is to fetch model and optimizer state; "" if it has them.
         fetches: the round that makes the version which it is to fetch.
-        left_out: why it is not among the chosen; "" if it is. No result comes to who is left out, and its gradients
-            wait for a round of everybody.
-        is_lent: what it fetches, or has fetched last, are the weights alone.
-        lent_ns: when the weights are predicted to have come that it is lent for the next such round; None if it is lent
-            none.
         offer: the gradient that it offers, if any.
         took_ns: how long its last steps took.
     """
@@ -47,9 +42,6 @@ class Standing:
     is_behind: bool = False
     fetches_from: str = ""
     fetches: RoundId | None = None
-    left_out: str = ""
-    is_lent: bool = False
-    lent_ns: int | None = None
     offer: ReduceRequested | None = None
     took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_STEPS))
 
@@ -57,17 +49,6 @@ class Standing:
     def has_state(self) -> bool:
         """Whether it has the model of the newest version now."""
         return self.is_current and not self.fetches_from
-
-    @property
-    def knows_model(self) -> bool:
-        """Whether what it offers was computed from a version of the model, if perhaps from an old one."""
-        return self.has_state or (bool(self.left_out) and not self.fetches_from)
-
-    def not_fetched(self) -> None:
-        """Note that its peer does not give what it was to fetch; a guest is lent it by another one, if it is time."""
-        self.is_current = False
-        if self.left_out:
-            self.fetches_from, self.lent_ns = "", None
 
     def computes_from(self, version: int, now_ns: int) -> None:
         """Note that it applies all rounds up to this one and computes the next gradient."""
@@ -89,9 +70,8 @@ class Standings:
     def offered(self, standing: Standing, offer: ReduceRequested, now_ns: int) -> None:
         """Note that a worker has a gradient now."""
         if standing.offer is None:
-            if not standing.left_out or standing.lent_ns is not None:
-                standing.took_ns.append(now_ns - standing.since_ns)
-                self._took_ns.append(standing.took_ns[-1])
+            standing.took_ns.append(now_ns - standing.since_ns)
+            self._took_ns.append(standing.took_ns[-1])
             standing.since_ns = now_ns
         standing.offer = offer
 
@@ -100,31 +80,10 @@ class Standings:
         found = ((worker, standing.offer) for worker, standing in sorted(self.of.items()))
         return {worker: offer for worker, offer in found if offer is not None}
 
-    def heads(self, joins: Callable[[ReduceRequested], bool], *, everybody: bool) -> dict[str, ReduceRequested]:
-        """Return the gradients that may be in the next round.
-
-        Args:
-            joins: tells whether one is new enough.
-            everybody: the round has those that are left out, too.
-        """
-        of = self.of
-        return {w: offer for w, offer in self.offers().items() if not of[w].left_out or (everybody and joins(offer))}
-
-    def readiness(
-        self,
-        heads: Collection[str],
-        version: int,
-        since_full: int,
-        settled_ns: int,
-        round_ns: int | None,
-        *,
-        everybody: bool,
-    ) -> Readiness:
-        """Say who is ready for the next round, the workers of ``heads``, and who is not; see :class:`Readiness`."""
-        computing = {worker: one.since_ns for worker, one in self.of.items() if one.has_state and not one.left_out}
-        if everybody:
-            lent = ((worker, one) for worker, one in self.of.items() if one.left_out)
-            computing |= {worker: max(one.since_ns, one.lent_ns) for worker, one in lent if one.lent_ns is not None}
+    def readiness(self, version: int, since_full: int, settled_ns: int, round_ns: int | None) -> Readiness:
+        """Say who is ready for the next round, and who is not; see :class:`Readiness`."""
+        heads = self.offers()
+        computing = {worker: one.since_ns for worker, one in self.of.items() if one.has_state}
         return Readiness(
             ready_ns={worker: self.of[worker].since_ns for worker in heads},
             computing_ns={worker: since_ns for worker, since_ns in computing.items() if worker not in heads},
@@ -133,13 +92,12 @@ class Standings:
             since_full=since_full,
             recent_ns={worker: self.of[worker].took_ns for worker in computing},
             settled_ns=settled_ns,
-            round_ns=None if everybody else round_ns,
+            round_ns=round_ns,
         )
 
     def receivers(self) -> list[str]:
         """Return the workers that get the next round's result though they contribute nothing."""
-        having = ((worker, one) for worker, one in self.of.items() if one.is_current and not one.left_out)
-        return sorted(worker for worker, one in having if one.offer is None)
+        return sorted(worker for worker, one in self.of.items() if one.is_current and one.offer is None)
 
     def who_is_in(self, heads: Collection[str], now_ns: int) -> str:
         """Say how many workers the next round has, those of ``heads``, and why the others are not in it."""
@@ -149,10 +107,8 @@ class Standings:
         return f"{len(self.of) - len(outside)} of {len(self.of)} workers{without}"
 
     def _outside(self, worker: str, standing: Standing, now_ns: int) -> str:
-        if standing.left_out and standing.lent_ns is None:
-            return f"{worker} ({standing.left_out})"
         if standing.fetches_from:
-            return f"{worker} (fetches the {'weights' if standing.left_out else 'model'})"
+            return f"{worker} (fetches the model)"
         usual_s, took_s = (self.usual_ns or 0) / 1e9, (now_ns - standing.since_ns) / 1e9
         return f"{worker} (computes for {took_s:.2f} s, {usual_s:.2f} s is usual)"
 
@@ -160,7 +116,7 @@ class Standings:
         """Note that a worker is gone, or gets no more results: who fetches from it needs another peer."""
         for one in self.of.values():
             if one.fetches_from == giver:
-                one.not_fetched()
+                one.is_current = False
 
     def behind(self, version: int, most: int) -> Iterator[str]:
         """Give the workers at which too many results wait to be applied.
@@ -180,7 +136,7 @@ class Standings:
         """
         gives = [one.fetches_from for one in self.of.values()]
         before = self.of[worker].fetches_from
-        able = [other for other, one in self.of.items() if one.has_state and not one.left_out and other != worker]
+        able = [other for other, one in self.of.items() if one.has_state and other != worker]
 
         newest = max((self.of[other].applied for other in able), default=0)
 

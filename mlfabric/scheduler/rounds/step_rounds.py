@@ -4,9 +4,6 @@ There is no server. Every worker has model and optimizer, and applies the settle
 same bits. A round's *members* contribute a gradient; all other workers that have the newest model are *receivers*: the
 result comes to them while they compute. Once all of them have it the round is *settled* and makes the next version;
 nobody applies a round that is not. Whoever breaks off earlier makes it void, and it is planned anew without that one.
-
-Where not everybody is in each round, ``choosing.py`` says who is left out. A guest, one of those in a round of
-everybody, gets the result with all others, so that all agree on what is settled, and does not apply it.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ from mlfabric.protocol import (
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord
-from mlfabric.scheduler.rounds.choosing import Choosing
 from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
@@ -58,7 +54,6 @@ class StepRounds:
         self._carrier = RoundCarrier(context, spec.name)
         self._states = ModelStates(context, spec.name, self._carrier, self._drop)
         self._standings = self._states.standings
-        self._choosing = Choosing(context, spec, self._rule, self._states)
         self._since_full = 0
         self._outcomes: dict[tuple[str, int], ReduceSettled | PassReduce] = {}
 
@@ -114,7 +109,7 @@ class StepRounds:
         name, running = self.spec.name, self._running
         for worker, standing in self._standings.of.items():
             assert self._context.is_here(worker), f"{name}: {worker} is waited for and not here"
-            may_offer = standing.knows_model or not self._states.is_formed
+            may_offer = standing.has_state or not self._states.is_formed
             assert standing.offer is None or may_offer, f"{name}: {worker} offers without a model"
         if running is not None:
             assert running.version == self.version + 1, f"{name}: {running.id} is of version {running.version}"
@@ -129,14 +124,7 @@ class StepRounds:
         """Take in what a worker says that joins or comes back."""
         self._forget(worker)
         yield from self._states.holds(worker, held, now_ns)
-        yield from self._choose(now_ns)
-
-    def _choose(self, now_ns: int) -> Iterator[Instruction]:
-        """Say anew who is left out, have those fetch the model that are not any more, and lend it to guests."""
-        self._choosing.choose(now_ns)
-        yield from self._states.seek(now_ns)
         yield from self._judge_all(now_ns)
-        yield from self._choosing.lend(now_ns)
 
     def _forget(self, worker: str) -> None:
         """Forget the outcomes of earlier processes of a worker's name, and of workers that nobody knows any more."""
@@ -156,14 +144,14 @@ class StepRounds:
     def state_broken(self, event: StateBroken, now_ns: int) -> Iterator[Instruction]:
         """Have a worker fetch the model from another peer."""
         yield from self._states.not_fetched(event, now_ns)
-        yield from self._choosing.lend(now_ns)
+        yield from self._judge_all(now_ns)
 
     def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         """Go on without a worker."""
         if self.is_reducing(record.member.name):
             yield from self._carrier.void(reason)
         yield from self._states.gone(record)
-        yield from self._choose(record.since_ns)
+        yield from self._judge_all(record.since_ns)
 
     # Gradients
 
@@ -182,14 +170,12 @@ class StepRounds:
                 yield from self._arrive(running, worker, now_ns)
             else:
                 yield running.told(worker)
-        elif self._states.is_formed and not standing.knows_model:
+        elif self._states.is_formed and not standing.has_state:
             standing.is_behind = False
             yield from self._states.seek(now_ns)
             yield self._drop(event, f"it was computed from version {event.computed_from}; too old")
         else:
-            if not standing.left_out:
-                self._carrier.rhythm.asked(worker, now_ns)
-            self._choosing.offered(event)
+            self._carrier.rhythm.asked(worker, now_ns)
             self._standings.offered(standing, event, now_ns)
             yield from self._judge(worker, now_ns)
 
@@ -208,8 +194,8 @@ class StepRounds:
         """Say what becomes of a gradient that is in no round, now that the model is at this version."""
         standing = self._standings.of[worker]
         offer = standing.offer
-        if offer is None or not self._states.is_formed or standing.left_out:
-            return  # who is left out computes no other one before it is lent the weights
+        if offer is None or not self._states.is_formed:
+            return
         delay = self.version - offer.computed_from
         late, reason = self._rule.late(delay, offer.updates), f"{delay} rounds were made without it"
         is_outside = self._running is not None and worker not in self._running.members
@@ -220,6 +206,7 @@ class StepRounds:
             yield self._pass(offer, late, reason)
 
     def _judge_all(self, now_ns: int) -> Iterator[Instruction]:
+        """Say what becomes of all gradients that are in no round: the model may be at another version now."""
         for worker in list(self._standings.offers()):
             yield from self._judge(worker, now_ns)
 
@@ -243,11 +230,8 @@ class StepRounds:
         if waits_for := self._states.waits_for:
             self.waits_for = waits_for
             return self._states.due_ns()
-        everybody = self._choosing.wants_everybody
         settled_ns, round_ns = self._carrier.settled_ns, self._carrier.usual_ns
-        who = self._standings.readiness(
-            self._heads(), self.version + 1, self._since_full, settled_ns, round_ns, everybody=everybody
-        )
+        who = self._standings.readiness(self.version + 1, self._since_full, settled_ns, round_ns)
         slow = self._held_up_by()
         begins_ns = None if slow or not who.ready_ns else self._rule.begins_ns(who, now_ns)
         if begins_ns is None:
@@ -256,20 +240,11 @@ class StepRounds:
         self.waits_for = self._carrier.no_way
         return max(begins_ns, self._carrier.not_before_ns)
 
-    def _heads(self) -> dict[str, ReduceRequested]:
-        """Return the gradients that may be in the next round."""
-
-        def joins(offer: ReduceRequested) -> bool:
-            return self._rule.late(self.version - offer.computed_from, offer.updates) is Late.JOINS
-
-        return self._standings.heads(joins, everybody=self._choosing.wants_everybody)
-
     def _held_up_by(self) -> list[str]:
-        """Return whom the next round waits for: too many results wait at them, or too few have the model."""
+        """Return whom the next round waits for: too many results wait at them."""
         of = self._standings.of
         behind = self._standings.behind(self.version, self._rule.most_waiting)
-        slow = [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
-        return slow or self._choosing.too_few()
+        return [worker for worker in behind if self._rule.waits_for_slow or of[worker].fetches_from]
 
     def plan(self, now_ns: int) -> Iterator[Instruction]:
         """Begin the next round, if it is time, and tell everyone its part; give up one that is overdue."""
@@ -288,7 +263,7 @@ class StepRounds:
             yield from self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> Iterator[Instruction]:
-        heads = self._heads()
+        heads = self._standings.offers()
         if len({(h.size_bytes, h.dtype, len(h.rates)) for h in heads.values()}) > 1:
             for head in heads.values():
                 self._standings.of[head.reduce.worker].computes_from(self.version, now_ns)
@@ -301,7 +276,7 @@ class StepRounds:
             yield from probes
             return
         shaped = self._carrier.shape(heads, (), receivers, now_ns)
-        who = "; ".join(filter(None, (self._standings.who_is_in(heads, now_ns), self._choosing.why)))
+        who = self._standings.who_is_in(heads, now_ns)
         running = self._carrier.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
         yield from map(running.told, running.parts) if running is not None else ()
 
@@ -334,14 +309,11 @@ class StepRounds:
             )
             if member is not None:
                 self._outcomes[member.reduce[:2]] = settled
-                standing = self._standings.of[worker]
-                standing.computes_from(version if standing.has_state else standing.applied, now_ns)
+                self._standings.of[worker].computes_from(version, now_ns)
             yield settled
         yield from self._states.settle(version, running.id, reached, now_ns)
-        self._choosing.settled(running, now_ns)
-        yield from self._choose(now_ns)
-        left_out = [worker for worker, one in self._standings.of.items() if one.left_out and not one.fetches_from]
-        yield from self._carrier.probe(running, dict.fromkeys((*running.parts, *left_out)), now_ns)
+        yield from self._judge_all(now_ns)
+        yield from self._carrier.probe(running, running.parts, now_ns)
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
         """Void a round that one of its workers cannot do."""
@@ -349,14 +321,13 @@ class StepRounds:
         if running is not None and running.id == event.round:
             self._carrier.broken(now_ns)
             yield from self._carrier.void(f"{event.worker}: {event.detail}")
-            yield from self._choose(now_ns)
 
     def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
         """Begin the round anew if that pays, as links have become slow."""
         running = self._running
         is_of_it = running is not None and running.id == event.round and event.worker in running.parts
-        if is_of_it and (told := list(self._carrier.slow(event, now_ns))):
-            yield from (*told, *self._choose(now_ns))
+        if is_of_it:
+            yield from self._carrier.slow(event, now_ns)
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""
