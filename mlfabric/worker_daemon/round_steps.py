@@ -182,10 +182,9 @@ class RoundSteps(Generic[G]):
 
     Attributes:
         inbox: what comes of rounds.
-        gathered: where the present step's gradient goes.
         version: how many rounds the model has applied.
         last: what became of the last step's gradient, or of the newest one of which that is known; None before that.
-        tally: what became of all of them.
+        tally: what became of all of this worker's gradients.
     """
 
     _daemon: Daemon
@@ -207,10 +206,10 @@ class RoundSteps(Generic[G]):
         self.version = 0
         self.last: RoundOutcome | None = None
         self.tally = RoundTally()
-        self.gathered = trained.empty()
+        self._gathered = trained.empty()
         self._count = 0
-        """How many gradients are in ``gathered``: not offered yet, or offered and kept."""
-        self._spare = self.gathered if waits_for_rounds else trained.empty()
+        """How many gradients are gathered: not offered yet, or offered and kept."""
+        self._spare = self._gathered if waits_for_rounds else trained.empty()
         self._sent: Offered[G] | None = None
         """What is on its way; between steps only if they do not wait for that, or such a wait was interrupted."""
         self._state_lock = threading.Lock()
@@ -222,7 +221,7 @@ class RoundSteps(Generic[G]):
 
     @property
     def is_fresh(self) -> bool:
-        """Whether ``gathered`` has nothing of earlier steps."""
+        """Whether nothing of earlier steps is gathered."""
         return not self._count
 
     @property
@@ -245,11 +244,11 @@ class RoundSteps(Generic[G]):
             await self._settle_sent()
         if await self._take_state():
             earlier, updates, self._count = self._count, self._count + 1, 0
-            self._dropped(self.gathered if earlier else None, updates, FETCHED, computed_from)
-        elif not put(self.gathered, self.is_fresh):
+            self._dropped(self._gathered if earlier else None, updates, FETCHED, computed_from)
+        elif not put(self._gathered, self.is_fresh):
             updates, self._count = self._count + 1, 0
             await self.apply_all()
-            self._dropped(self.gathered, updates, NOT_FINITE, computed_from)
+            self._dropped(self._gathered, updates, NOT_FINITE, computed_from)
         else:
             self._count += 1
             await self._go_on(computed_from)
@@ -271,8 +270,8 @@ class RoundSteps(Generic[G]):
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
         """Offer what is gathered, and gather in other memory from now on."""
-        gathered, updates = self.gathered, self._count + (growth is not None)
-        self.gathered, self._spare, self._count = self._spare, gathered, 0
+        gathered, updates = self._gathered, self._count + (growth is not None)
+        self._gathered, self._spare, self._count = self._spare, gathered, 0
         return self._give(gathered, updates, computed_from, growth)
 
     def _give(self, gathered: G, updates: int, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
@@ -325,9 +324,9 @@ class RoundSteps(Generic[G]):
         """Go on with gradients that are in no round: those of later steps were gathered meanwhile."""
         self.tally.kept += 1
         if self._count:
-            self._trained.add_earlier(self.gathered, offered.gathered)
+            self._trained.add_earlier(self._gathered, offered.gathered)
         else:
-            self.gathered, self._spare = offered.gathered, self.gathered
+            self._gathered, self._spare = offered.gathered, self._gathered
         self._count += offered.updates
 
     def _drop(self, offered: Offered[G], reason: str) -> None:
@@ -347,7 +346,7 @@ class RoundSteps(Generic[G]):
     # Gradients that are offered while they grow
 
     def offer_growing(self, growth: GradientGrowth) -> Offered[G] | None:
-        """Offer a gradient of which some is in ``gathered``, unless it is clear already that it is in no round."""
+        """Offer a gradient that is still being made, unless it is clear already that it is in no round."""
         assert self._waits_for_rounds, "what is on its way would be written to"
         is_late = self._sent is not None or (self._passes_late and not self.inbox.is_empty)
         return None if is_late or self.inbox.coming is not None else self._offer(self.version, growth)
