@@ -13,6 +13,7 @@ from mlfabric.cli import (
     certs_command,
     faults_command,
     fuzz_command,
+    mixing_command,
     models_command,
     paper_command,
     plan_command,
@@ -42,7 +43,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ASKED = (status_command, plan_command, simulate_command, advise_command, record_command, fuzz_command)
+ASKED = (
+    *(status_command, plan_command, simulate_command, advise_command, mixing_command),
+    *(record_command, fuzz_command),
+)
 for part in (
     up_command,
     *ASKED,
