@@ -101,14 +101,14 @@ class Digits:
         found = load_digits()
         images, labels = torch.from_numpy(found.data / 16).float(), torch.from_numpy(found.target).long()
         tests = torch.arange(len(labels)) % 5 == 4
-        self._train, self._test = (images[~tests], labels[~tests]), (images[tests], labels[tests])
+        self.training, self._test = (images[~tests], labels[~tests]), (images[tests], labels[tests])
         self._seed = seed
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def loss(self, worker: int, step: int) -> tuple[torch.Tensor, float]:
         """Return the loss of a batch."""
-        images, labels = self._train
+        images, labels = self.training
         chosen = torch.from_numpy(_draw(self._seed, worker, step).integers(len(labels), size=self.BATCH))
         return nn.functional.cross_entropy(self.model(images[chosen]), labels[chosen]), 1.0
 

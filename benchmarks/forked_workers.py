@@ -71,7 +71,7 @@ def settings_of(scheduler: str, rank: int) -> WorkerSettings:
 
 def progress(line: str) -> None:
     """Say where a benchmark is."""
-    print(f"eager: {line}", file=sys.stderr, flush=True)
+    print(line, file=sys.stderr, flush=True)
 
 
 def _started(stack: ExitStack, context: Any, work: Work, task: Any) -> Pipe:

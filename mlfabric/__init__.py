@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from mlfabric.server.replica_register import ReplicaServer, register_as_replica
     from mlfabric.server.replica_service import ReplicaOptions
     from mlfabric.server.service import ServerOptions
+    from mlfabric.worker_daemon.drop_compute import DropCompute, DropReport, drop_compute
+    from mlfabric.worker_daemon.local_steps import LocalOptimizer
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
     from mlfabric.worker_daemon.register import register_as_worker, wrap
@@ -47,7 +49,9 @@ __all__ = [
     "Commit",
     "Committed",
     "ConfigError",
+    "DropCompute",
     "DropReason",
+    "DropReport",
     "Dropped",
     "FabricClosedError",
     "FabricError",
@@ -55,6 +59,7 @@ __all__ = [
     "FabricSampler",
     "GetId",
     "LayoutError",
+    "LocalOptimizer",
     "Lost",
     "Method",
     "ModelVersion",
@@ -78,6 +83,7 @@ __all__ = [
     "UsageError",
     "Worker",
     "__version__",
+    "drop_compute",
     "register_as_aggregator",
     "register_as_replica",
     "register_as_server",
@@ -89,8 +95,11 @@ __all__ = [
 _LAZY = {
     "Aggregator": "mlfabric.aggregator.register",
     "AggregatorOptions": "mlfabric.aggregator.service",
+    "DropCompute": "mlfabric.worker_daemon.drop_compute",
+    "DropReport": "mlfabric.worker_daemon.drop_compute",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
     "FabricSampler": "mlfabric.worker_daemon.sampler",
+    "LocalOptimizer": "mlfabric.worker_daemon.local_steps",
     "ModelView": "mlfabric.server.callbacks",
     "PushHandle": "mlfabric.worker_daemon.worker",
     "ReplicaOptions": "mlfabric.server.replica_service",
@@ -101,6 +110,7 @@ _LAZY = {
     "Server": "mlfabric.server.register",
     "ServerOptions": "mlfabric.server.service",
     "Worker": "mlfabric.worker_daemon.worker",
+    "drop_compute": "mlfabric.worker_daemon.drop_compute",
     "register_as_aggregator": "mlfabric.aggregator.register",
     "register_as_replica": "mlfabric.server.replica_register",
     "register_as_server": "mlfabric.server.register",

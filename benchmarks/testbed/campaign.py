@@ -20,9 +20,10 @@ from benchmarks.testbed.results import Results
 from benchmarks.testbed.run_ends import End, at, end_of, expected_s
 from benchmarks.testbed.runs import Consistency
 from benchmarks.testbed.spec import FORMAT, CellResult, CellSpec, Commits
-from benchmarks.testbed.tuning import FULL, Effort, Setting, Tuning, search
+from benchmarks.testbed.tuning import FULL, Effort, Inner, Setting, Tuning, search
 from benchmarks.testbed.workload import WorkloadSpec
 from mlfabric.errors import FabricError
+from mlfabric.worker_daemon.local_steps import DILOCO_LR, DILOCO_MOMENTUM
 
 __all__ = ["Campaign", "Choice"]
 
@@ -282,13 +283,15 @@ class Campaign:
     def _searched(self, system: System) -> Tuning:
         choice = self.choice
         began = time.monotonic()
-        is_late = system.consistency is not Consistency.SYNCHRONOUS
+        inner = _inner_of(system)
+        is_late = system.consistency is not Consistency.SYNCHRONOUS and inner is None
         tuning = search(
             WorkloadSpec(model=choice.model, batch_size=choice.batch_size, seed=0),
             self._recorded(system) if is_late else None,
             workers=choice.workers,
             targets=choice.targets,
             momentum_at=system.momentum_at,
+            inner=inner,
             effort=choice.effort,
         )
         self.told(
@@ -324,6 +327,16 @@ class Campaign:
         ]
         minutes = sum(per_run[self._done - 1 :]) / 60
         return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def _inner_of(system: System) -> Inner | None:
+    """Return the steps that a system's workers make by themselves, if they do."""
+    match system.wrapped:
+        case {"method": "diloco", "inner_steps": int(steps)}:
+            return Inner(steps=steps, learning_rate=DILOCO_LR, momentum=DILOCO_MOMENTUM)
+        case {"inner_steps": int(steps)}:
+            return Inner(steps=steps)
+    return None
 
 
 def _in_short(result: CellResult) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.testbed.cells import ALL_CELLS, BACKUP_CELL, LAG_CELLS, LDA_CELL, ROUND_CELLS, Cell
+from benchmarks.testbed.cells import ALL_CELLS, BACKUP_CELL, LAG_CELLS, LDA_CELL, LOCAL_CELLS, ROUND_CELLS, Cell
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupKind, Consistency
 from mlfabric.errors import UsageError
 
@@ -27,6 +27,9 @@ __all__ = [
 
 BEST_MEMBERS = (8, 14, 20)
 """How many workers take part where the ring shuts out the others: about as many as have fast links in N3, N2 and N1."""
+
+INNER_STEPS = (8, 32)
+"""Of local SGD and DiLoCo."""
 
 RING = "ring"
 """The system that all others are compared with."""
@@ -164,6 +167,7 @@ def _systems() -> Mapping[str, System]:
             report_every_s=10 * REPORT_EVERY_S,
         ),
         *_in_rounds(),
+        *_with_inner_steps(),
         *_overlapping(),
         *_with_backups(),
         *_finding_topics(),
@@ -171,22 +175,42 @@ def _systems() -> Mapping[str, System]:
     return MappingProxyType({system.name: system for system in rows})
 
 
+def _wrapped(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wrapped: object) -> System:
+    """Return a system without a server, whose workers step by themselves."""
+    return System(
+        name=name,
+        label=label,
+        module="rounds",
+        consistency=Consistency.ROUNDS,
+        tuned_as=tuned_as,
+        cells=cells,
+        goes_on=True,
+        wrapped=wrapped,
+    )
+
+
+def _with_inner_steps() -> tuple[System, ...]:
+    """Return the systems whose workers make some steps by themselves for each round; all are waited for, or not."""
+    waits = {"": {}, "-all": {"at_least": 1.0}}
+    return tuple(
+        _wrapped(
+            f"{method}-{steps}{suffix}",
+            f"mlfabric {method}, {steps} inner steps{', all waited for' if suffix else ''}",
+            f"{method}-{steps}",
+            LOCAL_CELLS,
+            method=method,
+            inner_steps=steps,
+            **options,
+        )
+        for method in ("local-sgd", "diloco")
+        for steps in INNER_STEPS
+        for suffix, options in waits.items()
+    )
+
+
 def _in_rounds() -> tuple[System, ...]:
     """Return the systems without a server, whose workers step by themselves, each round along one mean."""
-
-    def one(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wrapped: object) -> System:
-        return System(
-            name=name,
-            label=label,
-            module="rounds",
-            consistency=Consistency.ROUNDS,
-            tuned_as=tuned_as,
-            cells=cells,
-            goes_on=True,
-            wrapped=wrapped,
-        )
-
-    everywhere = tuple(cell.name for cell in ALL_CELLS)
+    one, everywhere = _wrapped, tuple(cell.name for cell in ALL_CELLS)
     return (
         one("synchronous", "mlfabric synchronous, no server", "ring", everywhere, method="all-reduce"),
         one("elastic", "mlfabric elastic, all who are ready", "elastic", everywhere, method="elastic", tau_max=2),

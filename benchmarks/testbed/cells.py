@@ -17,6 +17,7 @@ __all__ = [
     "FOUR_CELL",
     "LAG_CELLS",
     "LDA_CELL",
+    "LOCAL_CELLS",
     "ROUND_CELLS",
     "Cell",
     "cell_named",
@@ -70,6 +71,9 @@ ROUND_CELLS = ("C1-N1", "C2-N2", "C1-N3")
 
 ACCURACY_CELLS = ("C1-N1", "C2-N2", "C3-N3")
 """Where accuracies are compared: every setting once, with more seeds than times need."""
+
+LOCAL_CELLS = ("C1-N3", "C2-N3")
+"""Where workers that make steps by themselves are compared: half of the links are slow."""
 
 LDA_CELL = "C1-N1"
 """Where topics are found, as in the paper."""

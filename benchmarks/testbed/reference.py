@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from benchmarks.testbed.cells import CELLS
+from benchmarks.testbed.cells import CELLS, LOCAL_CELLS
 
 __all__ = [
     "ACCURACY_MARGIN",
@@ -104,6 +104,8 @@ DEMANDS: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType(
             "C2-N2": {"to_target_overlapped": 1.35, "to_target_best": 1.1},
             "C1-N3": {"to_target_overlapped": 1.35},
         },
+        "diloco-8": {cell: {"to_target": 3.0, "to_target_waiting": 1.5} for cell in LOCAL_CELLS},
+        "diloco-32": {cell: {"to_target": 3.0, "to_target_waiting": 1.5} for cell in LOCAL_CELLS},
     }
 )
 """What systems that train in rounds have to reach, by cell and figure (``rounds_row``)."""

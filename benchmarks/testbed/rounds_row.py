@@ -26,6 +26,8 @@ __all__ = ["TITLE", "rounds", "shown", "shown_in_short"]
 TITLE = "Rounds without a server: times as fast as the ring to an accuracy, and what was in a round"
 _BEST = "ring-best"
 """Stands for the ring of the best workers with the number of them that is best in a cell."""
+_WAITING = "-all"
+"""Stands for the same system when all workers are waited for: its name ends so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class _Figure:
 
     Args:
         value: of a pair; None where it has none.
-        baseline: the other system; "" compares with none, ``_BEST`` with the best ring that shuts workers out.
+        baseline: the other system; "" compares with none, ``_BEST`` with the best ring that shuts workers out,
+            ``_WAITING`` with the same system when all are waited for.
     """
 
     value: Callable[[Pair], float | None]
@@ -54,6 +57,7 @@ def _figures(target: float) -> Mapping[str, _Figure]:
         "slow_classes": _Figure(value=_slow_classes, baseline="synchronous"),
         "to_target_overlapped": _Figure(value=_times_to(target), baseline="ring-overlap"),
         "to_target_best": _Figure(value=_times_to(target), baseline=_BEST),
+        "to_target_waiting": _Figure(value=_times_to(target), baseline=_WAITING),
     }
 
 
@@ -95,7 +99,8 @@ def _best_ring(measured: Measured, cell: Cell, target: float) -> str:
 
 
 def _cell(measured: Measured, cell: Cell, system: str, figures: Mapping[str, _Figure], best: str) -> dict[str, Any]:
-    baselines = {name: best if f.baseline == _BEST else f.baseline or system for name, f in figures.items()}
+    stands_for = {"": system, _BEST: best, _WAITING: system + _WAITING}
+    baselines = {name: stands_for.get(f.baseline, f.baseline) for name, f in figures.items()}
     found = {name: measured.compared(cell, system, f.value, baselines[name]) for name, f in figures.items()}
     demands = reference.DEMANDS.get(system, {}).get(cell.name, {})
     verdicts: dict[str, Verdict] = {name: at_least(found[name], least) for name, least in demands.items()}
@@ -216,6 +221,9 @@ def _further(systems: Values) -> str:
             else "",
             f"the same against the {SYSTEMS[values['best_ring']].label}: " + spread(values["to_target_best"])
             if values["to_target_best"] is not None and values["best_ring"] != name
+            else "",
+            "time to the target against the same with all waited for: " + spread(values["to_target_waiting"])
+            if values["to_target_waiting"] is not None
             else "",
         )
         if text

@@ -8,6 +8,8 @@ counts with all gradients that it made: else one of three would decide.
 
 Of a system of rounds the record says who was in each round, and how late; each round makes one step along the mean.
 
+Of workers that make steps by themselves for each round, all make each round.
+
 Momentum is kept as the systems keep it: by the server where asynchronous systems have a plain one, by each worker in
 the fabric (its pushes are velocities). For synchronous steps both are the same.
 """
@@ -28,7 +30,7 @@ from benchmarks.testbed.judging import Curve
 from benchmarks.testbed.spec import Commits
 from benchmarks.testbed.workload import Workload, WorkloadSpec
 
-__all__ = ["FULL", "QUICK", "Effort", "Setting", "Tried", "Tuning", "search", "train"]
+__all__ = ["FULL", "QUICK", "Effort", "Inner", "Setting", "Tried", "Tuning", "search", "train"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -37,6 +39,20 @@ class Setting:
 
     learning_rate: float
     momentum: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    """Steps that workers make by themselves for each round; the outer step is one of SGD with Nesterov momentum.
+
+    Args:
+        steps: for each round, >= 1.
+        learning_rate, momentum: of the outer step; 1 and 0 take the mean of the workers' models.
+    """
+
+    steps: int
+    learning_rate: float = 1.0
+    momentum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +130,7 @@ def search(
     workers: int,
     targets: Sequence[float],
     momentum_at: MomentumAt = MomentumAt.SERVER,
+    inner: Inner | None = None,
     effort: Effort = FULL,
     told: Callable[[Tried], None] = lambda _: None,
 ) -> Tuning:
@@ -123,13 +140,22 @@ def search(
         spec: what is trained; its seed is not used.
         commits: of a recorded run in which gradients come late; None for a synchronous system.
         targets: accuracies to be reached, ascending.
+        inner: steps that workers make by themselves, if they do.
         told: is given each setting when it has been tried.
     """
     workloads = [WorkloadSpec(model=spec.model, batch_size=spec.batch_size, seed=seed).build() for seed in effort.seeds]
     tried = []
     for setting in effort.grid:
         curves = [
-            train(w, setting, commits, workers=workers, iterations=effort.iterations, momentum_at=momentum_at)
+            train(
+                w,
+                setting,
+                commits,
+                workers=workers,
+                iterations=effort.iterations,
+                momentum_at=momentum_at,
+                inner=inner,
+            )
             for w in workloads
         ]
         tried.append(_judged(setting, curves, targets))
@@ -145,15 +171,19 @@ def train(
     workers: int,
     iterations: int,
     momentum_at: MomentumAt = MomentumAt.SERVER,
+    inner: Inner | None = None,
 ) -> Curve:
     """Train in this process as a cluster would, gradient by gradient; the curve's times are gradients.
 
     Args:
         commits: whose gradients take effect in which order and how late, begun again from its middle when it ends; None
             for synchronous training.
+        inner: steps that workers make by themselves, if they do; then ``commits`` is None.
         iterations: of ``workers`` gradients each.
     """
-    if commits is None:
+    if inner is not None:
+        models = _with_inner_steps(workload, setting, workers, inner)
+    elif commits is None:
         models = _synchronous(workload, setting, workers)
     elif commits.rounds:
         models = _in_rounds(workload, setting, commits, workers)
@@ -192,6 +222,27 @@ def _synchronous(workload: Workload, setting: Setting, workers: int) -> Iterator
         velocity = setting.momentum * velocity + mean
         weights = (weights - setting.learning_rate * velocity).astype(np.float32)
         step += 1
+
+
+def _with_inner_steps(
+    workload: Workload, setting: Setting, workers: int, inner: Inner
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the same at the start and after every round; the setting is that of the inner steps."""
+    outer, step = workload.initial(), 0
+    velocities, outer_velocity = np.zeros((workers, outer.size), dtype=np.float32), np.zeros_like(outer)
+    while True:
+        yield step * workers, outer
+        movement = np.zeros_like(outer)
+        for worker in range(workers):
+            own = outer.copy()
+            for n in range(inner.steps):
+                gradient, _ = workload.gradient(own, worker, step + n)
+                velocities[worker] = setting.momentum * velocities[worker] + gradient
+                own -= np.float32(setting.learning_rate) * velocities[worker]
+            movement += (outer - own) / workers
+        outer_velocity = inner.momentum * outer_velocity + movement
+        outer = (outer - inner.learning_rate * (movement + inner.momentum * outer_velocity)).astype(np.float32)
+        step += inner.steps
 
 
 def _asynchronous(

@@ -14,6 +14,7 @@ from pathlib import Path
 from mlfabric.cli.fields import Fields, read_text
 from mlfabric.errors import ConfigError
 from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.specs import Method
 from mlfabric.twin.cluster import Cluster, Compute, Histogram, Host, RateLine, Spread
 from mlfabric.twin.settings import COMPUTE, NETWORK, ComputeSetting, Direction, NetworkSetting
 from mlfabric.twin.trace import parse_trace
@@ -48,7 +49,7 @@ def _cluster(whole: Fields, folder: Path) -> Cluster:
         latency_s=fabric.time_ns("latency_ms", 1e3 * usual.latency_s) / 1e9,
         compute=compute,
         model_bytes=fabric.size_bytes("model", str(usual.model_bytes)),
-        method=fabric.choice("method", usual.method),
+        method=fabric.choice("method", usual.method, [method for method in Method if not method.has_inner_steps]),
         aggregators=_aggregators(fabric, [worker.name for worker in usual.workers]),
         most_updates=fabric.whole("most_updates", usual.most_updates),
         batch_window_s=fabric.time_ns("batch_window_ms", 1e3 * usual.batch_window_s) / 1e9,

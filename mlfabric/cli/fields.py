@@ -138,9 +138,10 @@ class Fields:
         """Return a size, as 25M or 2Gi."""
         return parse_size(self._quantity(key, default, 'a size, as "25M" or "2Gi"'))
 
-    def choice(self, key: str, default: _Choice) -> _Choice:
-        """Return a member of an enum, given by its name in lower case with dashes."""
-        return _member(type(default), self.text(key, _name(default)), f"{self.where}: {key}")
+    def choice(self, key: str, default: _Choice, allowed: Iterable[_Choice] | None = None) -> _Choice:
+        """Return a member of an enum, given by its name in lower case with dashes; any unless told which."""
+        members = type(default) if allowed is None else list(allowed)
+        return _member(members, self.text(key, _name(default)), f"{self.where}: {key}")
 
     def choices(self, key: str, allowed: Iterable[_Choice]) -> list[_Choice]:
         """Return some of these members of an enum; all if the key is not there."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from mlfabric.cli.json_files import STDOUT, check_writable, write_json
 from mlfabric.errors import UsageError
 
 if TYPE_CHECKING:
+    from mlfabric.methods.drop_compute import Threshold
     from mlfabric.twin.cluster import Cluster
     from mlfabric.twin.comparison import Compared
     from mlfabric.twin.outcome import Outcome
@@ -26,6 +28,7 @@ __all__ = ["add_to", "as_plain"]
 PICTURE_S = 3.0
 _BUSIEST = 5
 _TOLD = 64
+_MOST_MICRO_BATCHES = 1_000
 
 
 def simulate(
@@ -43,6 +46,15 @@ def simulate(
     picture_s: Annotated[float, typer.Option(help="How many seconds of it.", min=0.001)] = PICTURE_S,
     seed: Annotated[int | None, typer.Option(help="In place of the file's.", min=0)] = None,
     iterations: Annotated[int | None, typer.Option(help="Steps of each worker, in place of the file's.", min=1)] = None,
+    dropcompute: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MICRO_BATCHES",
+            help="What a compute threshold would bring; a step has so many micro-batches, each as long as a step.",
+            min=1,
+            max=_MOST_MICRO_BATCHES,
+        ),
+    ] = None,
 ) -> None:
     """Show what a cluster would do, in virtual time.
 
@@ -51,6 +63,8 @@ def simulate(
     """
     if compare and picture is not None:
         raise UsageError("--compare and --picture were both given; a picture is of one run: give one of them")
+    if dropcompute is not None and (compare or picture is not None):
+        raise UsageError("--dropcompute with --compare or --picture; allowed: alone")
     check_writable(json_file)
     from mlfabric.cli.clusters import read_cluster
     from mlfabric.planning import warm_up
@@ -61,6 +75,9 @@ def simulate(
         seed=cluster.seed if seed is None else seed,
         iterations=cluster.iterations if iterations is None else iterations,
     )
+    if dropcompute is not None:
+        write_json(json_file, _drop(cluster, dropcompute, shows=json_file != STDOUT))
+        return
     warm_up(lambda line: print(line, file=sys.stderr) if line.startswith("compiling") else None)
     if compare:
         plain: object = _compare(cluster, shows=json_file != STDOUT)
@@ -82,6 +99,35 @@ def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) 
         for line in _lines(found):
             print(line)
     return as_plain(found)
+
+
+def _drop(cluster: Cluster, micro_batches: int, shows: bool) -> dict[str, object]:
+    """Say what DropCompute would bring."""
+    from mlfabric.twin.dropping import foretell_dropping
+
+    found = foretell_dropping(cluster, micro_batches)
+    if shows:
+        workers, by_formula = len(cluster.workers), found.slowest_by_formula_s
+        print(f"{workers} workers, {cluster.iterations} steps of {micro_batches} micro-batches")
+        print(f"micro-batch  mean {found.mean_s:.3f} s, standard deviation {found.deviation_s:.3f} s")
+        print(
+            f"step         slowest worker {found.slowest_s:.3f} s (by formula {by_formula:.3f} s), of which on average"
+        )
+        print(f"             {micro_batches * found.mean_s:.3f} s are computed; {found.rest_s:.3f} s besides")
+        print(f"simulated    {_threshold(found.best)}")
+        print(f"by formula   {_threshold(found.by_formula)}")
+    thresholds = {"best": _plain(found.best), "by_formula": _plain(found.by_formula)}
+    return {**asdict(found), **thresholds, "workers": len(cluster.workers), "micro_batches": micro_batches}
+
+
+def _plain(found: Threshold) -> dict[str, float | None]:
+    return {**asdict(found), "tau_s": None if found.tau_s == math.inf else found.tau_s}
+
+
+def _threshold(found: Threshold) -> str:
+    if found.tau_s == math.inf:
+        return "no threshold is worth it"
+    return f"threshold {found.tau_s:.3f} s: {found.speedup:.3f} times as fast, {100 * found.dropped:.1f} % dropped"
 
 
 def _compare(cluster: Cluster, shows: bool) -> list[dict[str, object]]:
@@ -190,5 +236,6 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric simulate examples/clusters/office.toml --compare",
             "mlfabric simulate examples/clusters/office.toml --picture run.png --picture-s 2",
             "mlfabric simulate examples/clusters/measured.toml --json figures.json --seed 2",
+            "mlfabric simulate examples/clusters/measured.toml --dropcompute 12",
         )
     )(simulate)

@@ -20,8 +20,8 @@ import numpy as np
 from mlfabric.errors import FabricError
 from mlfabric.lab.fabric import Life
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
-from mlfabric.protocol import ReduceOp
 from mlfabric.worker_daemon.attempts import ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.contributions import Contribution
 
 __all__ = ["AllReduceJob", "Witness"]
 
@@ -151,7 +151,7 @@ class AllReduceJob:
             result = np.full(padded_bytes(given.nbytes), 255, np.uint8)
             buffers = ReduceBuffers(given=given.data.cast("B").toreadonly(), result=result.data, dtype="float32")
             try:
-                workers = await life.daemon.reduce(buffers, ReduceOp.SUM, self.workers)
+                workers = await life.daemon.offer(Contribution(buffers=buffers, together=self.workers))
                 found = self.witness.got(life.number, call, given, result[: given.nbytes].view(np.float32), workers)
                 life.fabric.note(f"{life.name} has call {call}: {sorted(found)}")
             except FabricError as error:

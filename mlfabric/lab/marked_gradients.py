@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["ROW", "Gradient", "gradient_of", "gradients_in"]
+__all__ = ["ROW", "Gradient", "gradient_of", "gradients_in", "weight_of"]
 
 ROW = 64
 UNIT = float(1 << 17)
 """The numbers of the steps in a sum add up to less; up to 127 gradients of one worker can be in it, exactly."""
 BITS = 22
 """Steps of one worker in a sum are fewer than so many apart."""
+MOST_WEIGHT = 3
 Gradient = tuple[int, int]
 """The number of a life, and of its step."""
 
@@ -26,6 +27,11 @@ def gradient_of(life: int, step: int, rows: int) -> np.ndarray:
     gradient[1::2, life] = 1 << step % BITS
     gradient[:, -1] = np.arange(rows)
     return gradient.reshape(-1)
+
+
+def weight_of(gradient: Gradient) -> int:
+    """Return the weight that a gradient is offered with."""
+    return 1 + sum(gradient) % MOST_WEIGHT
 
 
 def gradients_in(total: np.ndarray) -> frozenset[Gradient]:

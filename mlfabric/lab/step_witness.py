@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlfabric.lab.marked_gradients import Gradient, gradients_in
+from mlfabric.lab.marked_gradients import Gradient, gradients_in, weight_of
 from mlfabric.worker_daemon.round_inbox import RoundResult
 
 __all__ = ["StepWitness"]
@@ -47,7 +47,7 @@ class StepWitness:
         """Take what a worker has applied, and its model before and afterwards."""
         inside, bits = gradients_in(total), total.tobytes()
         lives = {each for each, _ in inside}
-        assert (len(inside), len(lives)) == (result.updates, result.workers), (
+        assert (sum(map(weight_of, inside)), len(lives)) == (result.weight, result.workers), (
             f"{sorted(inside)} are in round {result.version}; {result} was told"
         )
         assert abs(result.rates[0] - sum(lives) / len(lives)) < 1e-3, f"{result.rates} are the rates of {lives}"

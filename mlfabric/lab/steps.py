@@ -21,11 +21,12 @@ from mlfabric import clock
 from mlfabric.channels.progress import Progress
 from mlfabric.lab.fabric import Life
 from mlfabric.lab.loop_waits import LoopWaits
-from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in
+from mlfabric.lab.marked_gradients import ROW, Gradient, gradient_of, gradients_in, weight_of
 from mlfabric.lab.step_witness import StepWitness
 from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
@@ -148,6 +149,7 @@ class _Learner:
         """Compute, offer, apply."""
         step, self._count = self._count, self._count + 1
         self._own, gradient = (self._life.number, step), gradient_of(self._life.number, step, self._job.rows)
+        self.steps.weight = weight_of(self._own)
         if self._job.overlap:
             await self._step_with_overlap(gradient)
         else:
@@ -261,22 +263,16 @@ class _Learner:
 
     # The daemon
 
-    def offer(
-        self,
-        buffers: ReduceBuffers,
-        together: int,
-        computed_from: int,
-        updates: int,
-        rates: tuple[float, ...],
-    ) -> asyncio.Future[Any]:
+    def offer(self, contribution: Contribution) -> asyncio.Future[Any]:
         """Offer gradients for a round, and keep in mind which ones; of one that grows, nothing has been put in yet."""
         assert self._life.daemon is not None, "it has joined"
+        buffers, updates = contribution.buffers, contribution.updates
         assert buffers.given is not None, "it offers something"
         given, grows = np.frombuffer(buffers.given, np.float32), _is_growing(buffers)
         own = gradients_in(given) if updates > grows else frozenset()
         own |= {self._own} if grows else frozenset()
         assert len(own) == updates <= MOST_KEPT, f"{self._life.name} offers {sorted(own)} as {updates} gradients"
-        outcome = self._life.daemon.offer(buffers, together, computed_from, updates, rates)
+        outcome = self._life.daemon.offer(contribution)
         outcome.add_done_callback(partial(self._settled, buffers, own))
         return outcome
 

@@ -26,6 +26,8 @@ _ROUND_RULES: Mapping[Method, Callable[[ModelSpec], RoundRule]] = {
     Method.ALL_REDUCE: Together,
     Method.PARTIAL: Partial,
     Method.ELASTIC: Elastic,
+    Method.LOCAL_SGD: Elastic,
+    Method.DILOCO: Elastic,
 }
 
 

@@ -73,11 +73,23 @@ class Method(Enum):
     ALL_REDUCE = "all-reduce"
     PARTIAL = "partial"
     ELASTIC = "elastic"
+    LOCAL_SGD = "local-sgd"
+    DILOCO = "diloco"
 
     @property
     def has_server(self) -> bool:
         """Whether a server holds the models of this method."""
-        return self not in (Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)
+        return self in (Method.ASYNCHRONOUS, Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS)
+
+    @property
+    def has_inner_steps(self) -> bool:
+        """Whether workers make several steps by themselves for each round."""
+        return self in (Method.LOCAL_SGD, Method.DILOCO)
+
+    @property
+    def is_only_wrapped(self) -> bool:
+        """Whether workers always apply the results of rounds by themselves: there are no explicit calls."""
+        return not self.has_server and self is not Method.ALL_REDUCE
 
 
 class TensorKind(Enum):
@@ -311,7 +323,7 @@ class ModelSpec:
             allowed = "0, or more if synchronous or stale-synchronous"
             raise ConfigError(f"workers={self.workers} with method {self.method.value}; allowed: {allowed}")
         if self.rounds is not None and self.has_server:
-            raise ConfigError(f"rounds with method {self.method.value}; allowed: with partial, elastic and all-reduce")
+            raise ConfigError(f"rounds with method {self.method.value}; allowed: with methods without a server")
         self._check_shards()
         if self.layout.rate_groups and self.rule.kind is not RuleKind.ADAM:
             raise ConfigError(f"updates with rates under {self.rule.kind.value}; allowed: under adam")
@@ -346,7 +358,7 @@ class ModelSpec:
     @property
     def applies_rounds(self) -> bool:
         """Whether its workers apply the results of rounds by themselves."""
-        return self.rounds is not None or self.method in (Method.PARTIAL, Method.ELASTIC)
+        return self.rounds is not None or self.method.is_only_wrapped
 
     @property
     def servers(self) -> tuple[str, ...]:

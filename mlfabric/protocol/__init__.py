@@ -35,6 +35,7 @@ from mlfabric.protocol import (
     round_values,
     sample_values,
     shard_values,
+    timing_values,
 )
 from mlfabric.protocol.events import *
 from mlfabric.protocol.follower_values import *
@@ -46,6 +47,7 @@ from mlfabric.protocol.relays import *
 from mlfabric.protocol.round_values import *
 from mlfabric.protocol.sample_values import *
 from mlfabric.protocol.shard_values import *
+from mlfabric.protocol.timing_values import *
 
 __all__ = []
 __all__ += events.__all__
@@ -58,3 +60,4 @@ __all__ += relays.__all__
 __all__ += round_values.__all__
 __all__ += sample_values.__all__
 __all__ += shard_values.__all__
+__all__ += timing_values.__all__

@@ -21,6 +21,7 @@ from mlfabric.protocol.round_values import (
 )
 from mlfabric.protocol.sample_values import SamplesDropped, SamplesReported, SamplesWanted
 from mlfabric.protocol.shard_values import Prepared
+from mlfabric.protocol.timing_values import StepsTimed
 from mlfabric.protocol.told import SaidByServer
 from mlfabric.values import dataclass
 
@@ -302,6 +303,7 @@ MemberEvent = (
     | StateArrived
     | StateBroken
     | LinkProbed
+    | StepsTimed
     | WorkerHolds
     | ServerHolds
     | CommitsReported

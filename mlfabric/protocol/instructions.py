@@ -25,6 +25,7 @@ from mlfabric.protocol.round_values import (
 )
 from mlfabric.protocol.sample_values import NoteDropped, SamplesGranted
 from mlfabric.protocol.shard_values import Conclude, Prepare
+from mlfabric.protocol.timing_values import SetThreshold
 from mlfabric.protocol.told import Told, ToldOfModel
 from mlfabric.values import dataclass
 
@@ -289,5 +290,6 @@ Instruction = (
     | BeginState
     | FetchState
     | GiveState
+    | SetThreshold
     | Probe
 )

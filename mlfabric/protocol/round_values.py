@@ -43,6 +43,7 @@ class ReduceRequested:
         computed_from: in rounds without a server, how many rounds the model had that the gradient was computed from;
             of workers that do not wait for rounds, that it had when the gradient was offered.
         updates: how many gradients are added up in the tensor, >= 1.
+        weight: of how many equal parts these are the sum, as micro-batches or tokens, >= 1; the mean divides by that.
         rates: learning rate and other settings of each parameter group, in the optimizer's order.
         withdrawn: why it is to be in no round, though it was offered before; "" if it may be.
         grows: it is offered while backward makes it.
@@ -58,6 +59,7 @@ class ReduceRequested:
     arrived: RoundId | None = None
     computed_from: int = 0
     updates: int = 1
+    weight: int = 1
     rates: tuple[float, ...] = ()
     withdrawn: str = ""
     grows: bool = False
@@ -190,7 +192,7 @@ class Reduce(Told):
         workers: how many contribute.
         size_bytes, dtype: of the tensor.
         version: in rounds without a server, which version of the model the result makes.
-        updates: how many gradients the sum has.
+        weight: the sum of the contributions' weights.
         rates: the means of the contributions' settings of each parameter group.
         planned_ns: how long it is to take; 0 if nobody is to watch that.
     """
@@ -202,7 +204,7 @@ class Reduce(Told):
     size_bytes: int
     dtype: str
     version: int = 0
-    updates: int = 1
+    weight: int = 1
     rates: tuple[float, ...] = ()
     planned_ns: int = 0
 

@@ -48,6 +48,7 @@ from mlfabric.protocol import (
     ServerHolds,
     StateArrived,
     StateBroken,
+    StepsTimed,
     TermShown,
     Tick,
     TransferEnd,
@@ -220,6 +221,8 @@ class SchedulerState:
                 yield from rounds.state_broken(event, now_ns)
             case LinkProbed() if event.model in self.reductions:
                 self.reductions[event.model].probed(event)
+            case StepsTimed() if isinstance(rounds := self.reductions.get(event.model), StepRounds):
+                yield from rounds.timed(event)
             case RoundBroken() if event.model in self.reductions:
                 yield from self.reductions[event.model].broken(event, now_ns)
             case RoundSlow() if event.model in self.reductions:

@@ -264,6 +264,7 @@ class Event(_message.Message):
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
     LINK_PROBED_FIELD_NUMBER: _builtins.int
+    STEPS_TIMED_FIELD_NUMBER: _builtins.int
     LINKS_REPORTED_FIELD_NUMBER: _builtins.int
     PREPARED_FIELD_NUMBER: _builtins.int
     SAMPLES_DROPPED_FIELD_NUMBER: _builtins.int
@@ -309,6 +310,8 @@ class Event(_message.Message):
     @_builtins.property
     def link_probed(self) -> Global___LinkProbed: ...
     @_builtins.property
+    def steps_timed(self) -> Global___StepsTimed: ...
+    @_builtins.property
     def links_reported(self) -> Global___LinksReported: ...
     @_builtins.property
     def prepared(self) -> Global___Prepared: ...
@@ -342,6 +345,7 @@ class Event(_message.Message):
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
         link_probed: Global___LinkProbed | None = ...,
+        steps_timed: Global___StepsTimed | None = ...,
         links_reported: Global___LinksReported | None = ...,
         prepared: Global___Prepared | None = ...,
         samples_dropped: Global___SamplesDropped | None = ...,
@@ -349,11 +353,11 @@ class Event(_message.Message):
         samples_wanted: Global___SamplesWanted | None = ...,
         model_freed: Global___ModelFreed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "round_slow", "replica_reported", "not_kept", "held_back", "link_probed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "round_slow", "replica_reported", "not_kept", "held_back", "link_probed", "steps_timed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -539,6 +543,7 @@ class ReduceRequested(_message.Message):
     RATES_FIELD_NUMBER: _builtins.int
     WITHDRAWN_FIELD_NUMBER: _builtins.int
     GROWS_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     dtype: _builtins.str
@@ -553,6 +558,8 @@ class ReduceRequested(_message.Message):
     """Why it is to be in no round, though it was offered; empty if it may be."""
     grows: _builtins.bool
     """It is offered while backward makes it."""
+    weight: _builtins.int
+    """Of how many equal parts these gradients are the sum, as micro-batches or tokens; the mean divides by that."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -583,14 +590,55 @@ class ReduceRequested(_message.Message):
         rates: _abc.Iterable[_builtins.float] | None = ...,
         withdrawn: _builtins.str = ...,
         grows: _builtins.bool = ...,
+        weight: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "weight", b"weight", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReduceRequested: _TypeAlias = ReduceRequested  # noqa: Y015
+
+@_typing.final
+class StepsTimed(_message.Message):
+    """What some steps have taken without a threshold; empty if the present one fits no more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MICRO_BATCHES_FIELD_NUMBER: _builtins.int
+    COMPUTED_NS_FIELD_NUMBER: _builtins.int
+    REST_NS_FIELD_NUMBER: _builtins.int
+    worker: _builtins.str
+    model: _builtins.str
+    micro_batches: _builtins.int
+    """Of each step."""
+    @_builtins.property
+    def computed_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each micro-batch, step by step."""
+
+    @_builtins.property
+    def rest_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What each step took beside computing."""
+
+    def __init__(
+        self,
+        *,
+        worker: _builtins.str = ...,
+        model: _builtins.str = ...,
+        micro_batches: _builtins.int = ...,
+        computed_ns: _abc.Iterable[_builtins.int] | None = ...,
+        rest_ns: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["computed_ns", b"computed_ns", "micro_batches", b"micro_batches", "model", b"model", "rest_ns", b"rest_ns", "worker", b"worker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepsTimed: _TypeAlias = StepsTimed  # noqa: Y015
 
 @_typing.final
 class RoundsHeld(_message.Message):
@@ -1551,6 +1599,7 @@ class Instruction(_message.Message):
     BEGIN_STATE_FIELD_NUMBER: _builtins.int
     FETCH_STATE_FIELD_NUMBER: _builtins.int
     GIVE_STATE_FIELD_NUMBER: _builtins.int
+    SET_THRESHOLD_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
     FOLD_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
@@ -1617,6 +1666,8 @@ class Instruction(_message.Message):
     @_builtins.property
     def give_state(self) -> Global___GiveState: ...
     @_builtins.property
+    def set_threshold(self) -> Global___SetThreshold: ...
+    @_builtins.property
     def keep(self) -> Global___Keep: ...
     @_builtins.property
     def fold(self) -> Global___Fold: ...
@@ -1676,6 +1727,7 @@ class Instruction(_message.Message):
         begin_state: Global___BeginState | None = ...,
         fetch_state: Global___FetchState | None = ...,
         give_state: Global___GiveState | None = ...,
+        set_threshold: Global___SetThreshold | None = ...,
         keep: Global___Keep | None = ...,
         fold: Global___Fold | None = ...,
         release: Global___Release | None = ...,
@@ -1693,11 +1745,11 @@ class Instruction(_message.Message):
         peer_lost: Global___PeerLost | None = ...,
         free_model: Global___FreeModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "set_threshold", b"set_threshold", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_state", b"begin_state", "cancel_hand_on", b"cancel_hand_on", "cancel_reduce", b"cancel_reduce", "cancel_serve", b"cancel_serve", "cancel_sum", b"cancel_sum", "conclude", b"conclude", "drop", b"drop", "expect", b"expect", "fetch", b"fetch", "fetch_state", b"fetch_state", "fold", b"fold", "followed", b"followed", "free_model", b"free_model", "give_state", b"give_state", "hand_on", b"hand_on", "host_model", b"host_model", "initialise", b"initialise", "instruction", b"instruction", "keep", b"keep", "logged", b"logged", "monitor_at", b"monitor_at", "new_server", b"new_server", "note_dropped", b"note_dropped", "pass_reduce", b"pass_reduce", "peer_lost", b"peer_lost", "prepare", b"prepare", "probe", b"probe", "promote", b"promote", "reason", b"reason", "reduce", b"reduce", "reduce_failed", b"reduce_failed", "reduce_settled", b"reduce_settled", "release", b"release", "replicate", b"replicate", "resolve", b"resolve", "samples_granted", b"samples_granted", "seed", b"seed", "send", b"send", "serve", b"serve", "set_threshold", b"set_threshold", "sum", b"sum", "unfollowed", b"unfollowed", "void", b"void"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "pass_reduce", "begin_state", "fetch_state", "give_state", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost", "free_model"]  # noqa: Y015
+    _WhichOneofReturnType_instruction: _TypeAlias = _typing.Literal["host_model", "initialise", "send", "expect", "drop", "resolve", "void", "fetch", "serve", "cancel_serve", "monitor_at", "sum", "cancel_sum", "hand_on", "cancel_hand_on", "reduce", "cancel_reduce", "reduce_settled", "reduce_failed", "probe", "pass_reduce", "begin_state", "fetch_state", "give_state", "set_threshold", "keep", "fold", "release", "replicate", "logged", "seed", "followed", "unfollowed", "promote", "new_server", "prepare", "conclude", "note_dropped", "samples_granted", "peer_lost", "free_model"]  # noqa: Y015
     _WhichOneofArgType_instruction: _TypeAlias = _typing.Literal["instruction", b"instruction"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_instruction) -> _WhichOneofReturnType_instruction | None: ...
 
@@ -2814,7 +2866,7 @@ class Reduce(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
-    UPDATES_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     PLANNED_NS_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
@@ -2824,8 +2876,8 @@ class Reduce(_message.Message):
     dtype: _builtins.str
     version: _builtins.int
     """In rounds without a server: which version of the model the result makes."""
-    updates: _builtins.int
-    """How many gradients the sum has."""
+    weight: _builtins.int
+    """The sum of the contributions' weights."""
     planned_ns: _builtins.int
     """How long it is to take; 0 if nobody is to watch that."""
     @_builtins.property
@@ -2848,13 +2900,13 @@ class Reduce(_message.Message):
         size_bytes: _builtins.int = ...,
         dtype: _builtins.str = ...,
         version: _builtins.int = ...,
-        updates: _builtins.int = ...,
+        weight: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
         planned_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "planned_ns", b"planned_ns", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "updates", b"updates", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "planned_ns", b"planned_ns", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "version", b"version", "weight", b"weight", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2884,6 +2936,42 @@ class PassReduce(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PassReduce: _TypeAlias = PassReduce  # noqa: Y015
+
+@_typing.final
+class SetThreshold(_message.Message):
+    """Begin no micro-batch once so much time has passed in a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    MEASURES_FIELD_NUMBER: _builtins.int
+    TAU_NS_FIELD_NUMBER: _builtins.int
+    SPEEDUP_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    measures: _builtins.bool
+    """Make steps without a threshold, and say what they take."""
+    tau_ns: _builtins.int
+    """0 for no threshold."""
+    speedup: _builtins.float
+    """What is expected of it: how many times as many samples per second, and which share of them is dropped."""
+    dropped: _builtins.float
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        measures: _builtins.bool = ...,
+        tau_ns: _builtins.int = ...,
+        speedup: _builtins.float = ...,
+        dropped: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "measures", b"measures", "model", b"model", "speedup", b"speedup", "tau_ns", b"tau_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetThreshold: _TypeAlias = SetThreshold  # noqa: Y015
 
 @_typing.final
 class BeginState(_message.Message):

@@ -117,6 +117,8 @@ class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueTy
     METHOD_ALL_REDUCE: _Method.ValueType  # 4
     METHOD_PARTIAL: _Method.ValueType  # 5
     METHOD_ELASTIC: _Method.ValueType  # 6
+    METHOD_LOCAL_SGD: _Method.ValueType  # 7
+    METHOD_DILOCO: _Method.ValueType  # 8
 
 class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
 
@@ -127,6 +129,8 @@ METHOD_STALE_SYNCHRONOUS: Method.ValueType  # 3
 METHOD_ALL_REDUCE: Method.ValueType  # 4
 METHOD_PARTIAL: Method.ValueType  # 5
 METHOD_ELASTIC: Method.ValueType  # 6
+METHOD_LOCAL_SGD: Method.ValueType  # 7
+METHOD_DILOCO: Method.ValueType  # 8
 Global___Method: _TypeAlias = Method  # noqa: Y015
 
 class _Resume:

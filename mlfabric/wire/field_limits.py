@@ -15,7 +15,7 @@ from typing import Any
 from mlfabric.errors import UsageError
 from mlfabric.model.samples import LAST_POSITION, MOST_RANGES, MOST_RUNS, SampleCounts
 from mlfabric.model.specs import ALIGNMENT_BYTES, DTYPE_BYTES, MAX_TERM
-from mlfabric.protocol import JobClaim, ReducePart, ReduceRequested
+from mlfabric.protocol import JobClaim, ReducePart, ReduceRequested, StepsTimed
 from mlfabric.values import dataclass
 
 __all__ = [
@@ -74,6 +74,7 @@ class Limit:
 _NAME = Limit(allowed="a name that is not empty", is_some=True)
 _SOME = Limit(allowed="at least 1", is_some=True)
 _FROM_1 = Limit(allowed="1 or more", least=1)
+_LONGEST_NS = 365 * 86_400 * 10**9
 _BOUND = Limit(allowed="0 or more, or infinite", least=0)
 
 LIMITS: Mapping[str, Limit] = {
@@ -90,11 +91,17 @@ LIMITS: Mapping[str, Limit] = {
     "Probe.size_bytes": _FROM_1,
     "ReduceRequested.together": _FROM_1,
     "RoundSlow.left_ns": _FROM_1,
+    "SetThreshold.dropped": Limit(allowed="0 to 1", least=0, most=1),
+    "SetThreshold.speedup": Limit(allowed="0 or more", least=0, most=sys.float_info.max),
     "RoundsHeld.together": _FROM_1,
     "ReduceRequested.updates": _FROM_1,
+    "ReduceRequested.weight": _FROM_1,
     "RegisterAsReplicaRequest.norm": _BOUND,
     "RegisterAsReplicaRequest.server": _NAME,
     "SamplesWanted.count": _FROM_1,
+    "StepsTimed.computed_ns": Limit(allowed="each 1 or more", least=1, most=_LONGEST_NS),
+    "StepsTimed.micro_batches": _FROM_1,
+    "StepsTimed.rest_ns": Limit(allowed="up to a year", least=0, most=_LONGEST_NS),
     "SamplesWanted.limit": Limit(allowed="up to 2**62", most=LAST_POSITION),
     "Sum.images": Limit(allowed="1 or 2", least=1, most=2),
     "Sum.inputs": _SOME,
@@ -154,6 +161,12 @@ def _check_range(value: ReducePart) -> None:
         raise malformed("ReducePart.start, end", (value.start, value.end), allowed)
 
 
+def _check_steps(value: StepsTimed) -> None:
+    if len(value.computed_ns) != value.micro_batches * len(value.rest_ns):
+        given, wanted = len(value.computed_ns), f"{value.micro_batches} for each of {len(value.rest_ns)} steps"
+        raise malformed("StepsTimed.computed_ns", f"{given} times", wanted)
+
+
 def _check_runs(value: SampleCounts) -> None:
     if any(times < 1 for _, _, times in value.runs):
         raise malformed("SampleCounts.runs", "samples trained on 0 times", "1 or more")
@@ -166,5 +179,6 @@ CHECKS: Mapping[type, Callable[[Any], object]] = {
     ReducePart: _check_range,
     ReduceRequested: _check_elements,
     SampleCounts: _check_runs,
+    StepsTimed: _check_steps,
 }
 """Looks at a whole value."""

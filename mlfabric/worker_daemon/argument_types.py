@@ -58,6 +58,12 @@ def _check_observer(name: str, given: object) -> None:
         raise UsageError(f"{shown(name, given)}; allowed: a function that takes what happened")
 
 
+def _check_outer(name: str, given: object) -> None:
+    if not callable(given):
+        allowed = "a function that makes the optimizer of a list of parameters"
+        raise UsageError(f"{shown(name, given)}; allowed: {allowed}, as in {name}=lambda p: torch.optim.SGD(p, lr=0.7)")
+
+
 def _or_none(check: _Check) -> _Check:
     return lambda name, given: None if given is None else check(name, given)
 
@@ -73,6 +79,8 @@ _CHECKS: Mapping[str, _Check] = {
     "slack": partial(integer_of, most=MOST_COUNTED),
     "workers": _or_none(partial(integer_of, most=MOST_COUNTED, instead="None for as many as the job has")),
     "servers": partial(integer_of, least=1, most=MOST_COUNTED),
+    "inner_steps": _or_none(partial(integer_of, least=1, most=MOST_COUNTED)),
+    "outer": _or_none(_check_outer),
     "overlap": flag_of,
     "keep": flag_of,
     "resume": _or_none(flag_of),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +27,11 @@ from mlfabric.protocol import (
     MonitorAt,
     PeerLost,
     ReduceId,
-    ReduceOp,
     ReduceRequested,
     Replicate,
     Resume,
+    SetThreshold,
+    StepsTimed,
     Welcome,
 )
 from mlfabric.shell.driving import Driver
@@ -40,7 +42,8 @@ from mlfabric.telemetry import WorkerMetrics
 from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
-from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.observations import Observer, Settled, Transferred, nobody
 from mlfabric.worker_daemon.reductions import Reductions
@@ -67,6 +70,7 @@ class WorkerDaemon:
         inbox: where the results of rounds go if the worker applies them by itself.
         link: to the scheduler; None for that over the network.
 
+    ``threshold`` is the last that the scheduler has set for steps (DropCompute); None before.
     ``calls`` are those of a worker whose model servers hold: pushes, gets, draws.
     """
 
@@ -106,6 +110,7 @@ class WorkerDaemon:
         self.calls = ServerCalls(member, spec, initial, self._channel, metrics, listeners)
         self._reductions = Reductions(self._channel, settings.host, self._take_in, self._metrics.transfer, inbox)
         self._reduce_count = 0
+        self.threshold: SetThreshold | None = None
         self._over: BaseException | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._waiting = Tasks(self._driver.take_in)
@@ -189,48 +194,27 @@ class WorkerDaemon:
         """Have a gradient be in no round; see :meth:`Reductions.withdraw`."""
         self._reductions.withdraw(growth, reason)
 
-    def reduce(
-        self,
-        buffers: ReduceBuffers,
-        op: ReduceOp,
-        together: int,
-        computed_from: int = 0,
-        updates: int = 1,
-        rates: tuple[float, ...] = (),
-    ) -> asyncio.Future[Any]:
-        """Ask for the sum of a tensor; see :meth:`Reductions.reduce`.
-
-        Args:
-            computed_from, updates, rates: see :class:`mlfabric.protocol.ReduceRequested`.
-        """
+    def offer(self, contribution: Contribution) -> asyncio.Future[Any]:
+        """Offer something for a round; see :meth:`Reductions.reduce`."""
         if (handle := self.calls.handle()).done():
             return handle
         reduce = ReduceId(self.settings.name, self._session.member.incarnation, self._reduce_count)
         self._reduce_count += 1
+        buffers = contribution.buffers
         request = ReduceRequested(
             reduce=reduce,
             model=self.spec.name,
             size_bytes=0 if buffers.given is None else len(buffers.given),
             dtype=buffers.dtype,
-            op=op,
-            together=together,
-            computed_from=computed_from,
-            updates=updates,
-            rates=rates,
+            op=contribution.op,
+            together=contribution.together,
+            computed_from=contribution.computed_from,
+            updates=contribution.updates,
+            weight=contribution.weight,
+            rates=contribution.rates,
             grows=buffers.growth is not None,
         )
         return self._reductions.reduce(request, buffers)
-
-    def offer(
-        self,
-        buffers: ReduceBuffers,
-        together: int,
-        computed_from: int,
-        updates: int,
-        rates: tuple[float, ...],
-    ) -> asyncio.Future[Any]:
-        """Offer gradients for a round; see :meth:`reduce`."""
-        return self.reduce(buffers, ReduceOp.SUM, together, computed_from, updates, rates)
 
     # The session
 
@@ -258,8 +242,23 @@ class WorkerDaemon:
         self._take_in(began)
         return [self._state.holds(), *self._state.drawing.open()]
 
+    def steps_timed(self, micro_batches: int, computed_ns: Sequence[int], rest_ns: Sequence[int]) -> None:
+        """Say what steps have taken, or that the threshold fits no more; see :class:`mlfabric.protocol.StepsTimed`."""
+        self._session.send(
+            StepsTimed(
+                worker=self.settings.name,
+                model=self.spec.name,
+                micro_batches=micro_batches,
+                computed_ns=tuple(computed_ns),
+                rest_ns=tuple(rest_ns),
+            )
+        )
+
     def _instructed(self, instruction: Instruction) -> None:
         match instruction:
+            case SetThreshold():
+                log.info("threshold of %.3f s: %s", instruction.tau_ns / 1e9, instruction.reason)
+                self.threshold = instruction
             case MonitorAt():
                 self._reporter.set_monitor(instruction.address, instruction.token)
             case PeerLost():

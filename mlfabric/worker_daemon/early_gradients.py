@@ -183,7 +183,7 @@ class EarlyGradients:
                     f"the gradient of {self._flat.name_of(i)} was changed after backward, when it was on its way, as "
                     "by clipping or a gradient scaler; leave it alone, or wrap without overlap"
                 )
-        if step.offered is not None and step.offered.rates != rates:
+        if step.offered is not None and step.offered.contribution.rates != rates:
             raise UsageError(
                 "a parameter group was changed after backward, when the gradient was on its way; change it after step, "
                 "or wrap without overlap"

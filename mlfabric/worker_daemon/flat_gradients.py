@@ -2,7 +2,7 @@
 
 The last layers' gradients, which backward makes first, are at its beginning, so that it can leave while it grows.
 Behind the gradients lie one number for each parameter, which says whether it had a gradient, and the values of the
-model's floating-point buffers (batch-norm statistics). Of the sum, gradients become the mean over all gradients in it,
+model's floating-point buffers (batch-norm statistics). Of the sum, gradients become the mean over all parts in it,
 buffers the mean over the workers; a parameter that had a gradient nowhere has none.
 """
 
@@ -142,15 +142,16 @@ class FlatGradients:
         register: Callable[..., RemovableHandle] = torch.Tensor.register_post_accumulate_grad_hook
         return [register(p, partial(_say, made, i)) for i, p in enumerate(self.parameters) if p.requires_grad]
 
-    def spread(self, total: memoryview, workers: int, updates: int) -> None:
+    def spread(self, total: memoryview, workers: int, weight: int) -> None:
         """Make the means of a sum the gradients of the parameters, and the values of the buffers.
 
         Args:
             total: bytes of the sum; written to.
-            workers, updates: of how many workers it is, and of how many gradients.
+            workers: of how many it is.
+            weight: of how many equal parts, of all of them.
         """
         flat = torch.frombuffer(total, dtype=self._torch_dtype, count=self._numel)
-        flat[: self._gradients].div_(updates)
+        flat[: self._gradients].div_(weight)
         had = flat[self._gradients : self._gradients + len(self.parameters)].tolist()
         for i, (parameter, count) in enumerate(zip(self.parameters, had, strict=True)):
             mean = self._place(flat, i).view(parameter.shape).to(parameter.device, parameter.dtype)

@@ -169,7 +169,7 @@ class Reductions:
         result = RoundResult(
             version=plan.version,
             workers=action.workers,
-            updates=plan.updates,
+            weight=plan.weight,
             rates=plan.rates,
             total=buffers.result,
             ranges=tuple((part.start, part.end) for part in plan.parts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -17,6 +17,7 @@ from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
+from mlfabric.worker_daemon.local_steps import INNER_STEPS, LocalOptimizer, OuterModel, OuterStep
 from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
@@ -31,6 +32,7 @@ from mlfabric.worker_daemon.worker import Worker
 __all__ = ["register_as_worker", "wrap"]
 
 WithoutServer = Literal["all-reduce", "elastic", "partial", Method.ALL_REDUCE, Method.ELASTIC, Method.PARTIAL]
+WithInnerSteps = Literal["local-sgd", "diloco", Method.LOCAL_SGD, Method.DILOCO]
 
 
 def register_as_worker(
@@ -121,7 +123,7 @@ def register_as_worker(
         settings=settings,
     )
     check_arguments(rule=rule, observer=observer)
-    if how.method in (Method.ELASTIC, Method.PARTIAL):
+    if how.method.is_only_wrapped:
         advice = f"mlfabric.wrap(optimizer, model, method={how.method.value!r})"
         raise UsageError(f"register_as_worker with method {how.method.value}; allowed: the other methods, or {advice}")
     rule = _placed(rule or RuleSpec(), momentum_at, how.method)
@@ -166,6 +168,8 @@ class WrapOptions(TypedDict, total=False):
     quorum: str | int | None
     full_every: int | None
     wait: bool | None
+    inner_steps: int | None
+    outer: OuterStep | None
     init: str | Path | int
     keep: bool
     resume: bool | None
@@ -179,6 +183,12 @@ class WrapOptions(TypedDict, total=False):
 def wrap(  # type: ignore[overload-overlap]
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, method: WithoutServer, **options: Unpack[WrapOptions]
 ) -> RoundOptimizer: ...
+
+
+@overload
+def wrap(  # type: ignore[overload-overlap]
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, *, method: WithInnerSteps, **options: Unpack[WrapOptions]
+) -> LocalOptimizer: ...
 
 
 @overload
@@ -206,6 +216,8 @@ def wrap(
     quorum: str | int | None = None,
     full_every: int | None = None,
     wait: bool | None = None,
+    inner_steps: int | None = None,
+    outer: OuterStep | None = None,
     init: str | Path | int = "first",
     keep: bool = False,
     resume: bool | None = None,
@@ -213,7 +225,7 @@ def wrap(
     name: str = "",
     scheduler: str = "",
     settings: WorkerSettings | None = None,
-) -> FabricOptimizer | RoundOptimizer:
+) -> FabricOptimizer | RoundOptimizer | LocalOptimizer:
     """Return an optimizer whose ``step`` goes through the fabric.
 
     With ``method="elastic"``, ``"partial"`` or ``"all-reduce"`` there is no server, and any torch optimizer will do
@@ -235,15 +247,21 @@ def wrap(
             Nesterov's or dampened.
         method: ``"elastic"``: whoever is ready makes a round; a worker that is too slow to be worth waiting for joins a
             later one. ``"partial"``: a quorum makes a round; a gradient that misses it is added to its worker's next
-            one. ``"all-reduce"``: everybody is in each round. Else as for :func:`register_as_worker`.
-        tau_max: elastic: how many rounds may be settled between the model that a gradient was computed from and its own
-            round, 2 unless given; a gradient beyond that is dropped. Else as for :func:`register_as_worker`.
-        at_least: elastic: the share of the workers that make a round at the least, 0.5 unless given; 1.0 waits for all.
+            one. ``"all-reduce"``: everybody is in each round. ``"local-sgd"`` and ``"diloco"``: workers step by
+            themselves, and make elastic rounds of how far each has come. Else as for :func:`register_as_worker`.
+        tau_max: elastic, local-sgd, diloco: how many rounds may be settled between the model that a gradient was
+            computed from and its own round, 2 unless given; a gradient beyond that is dropped. Else as for
+            :func:`register_as_worker`.
+        at_least: elastic, local-sgd, diloco: the share of the workers that make a round at the least, 0.5 unless given;
+            1.0 waits for all.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
         wait: partial: whether ``step`` waits for the round that its gradient is in; yes unless given. If not, rounds
             are made while the worker computes, from weights that are at least one round older. Not with overlap.
+        inner_steps: local-sgd, diloco: how many steps a worker makes by itself for each round, 32 unless given, >= 1.
+        outer: diloco: makes the optimizer that steps the outer model, from the list of its parameters; SGD with lr 0.7
+            and Nesterov momentum 0.9 unless given.
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
             that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
             before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap
@@ -256,7 +274,7 @@ def wrap(
             trainable parameters; without one, its ``step`` needs a closure; or the method lacks a given option.
         Else as :func:`register_as_worker`.
     """
-    check_arguments(optimizer=optimizer, module=model)
+    check_arguments(optimizer=optimizer, module=model, inner_steps=inner_steps, outer=outer)
     how = joining(
         model,
         method=method,
@@ -273,11 +291,21 @@ def wrap(
         scheduler=scheduler,
         settings=settings,
     )
-    given = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "momentum_at": momentum_at}
-    given |= {"overlap": overlap, "slack": slack, "servers": servers, "wait": wait}
-    if (options := round_options(how.method, tau_max=tau_max, given=given)) is not None:
-        check_steps_alone(optimizer)
-        return _in_rounds(optimizer, model, replace(how, tau_max=None), options, waits=wait is not False)
+    given: dict[str, Any] = {
+        "at_least": at_least,
+        "quorum": quorum,
+        "full_every": full_every,
+        "momentum_at": momentum_at,
+    }
+    given |= {"overlap": overlap, "slack": slack, "servers": servers, "wait": wait, "tau_max": tau_max}
+    given |= {"inner_steps": inner_steps, "outer": outer}
+    options = round_options(how.method, given)
+    if how.method.has_inner_steps and options is not None:
+        shared = OuterModel(model, optimizer, how.method, outer)
+        rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=True)
+        return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
+    if options is not None:
+        return _in_rounds(optimizer, model, how, options, waits=wait is not False)
     placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
     rule, shaping = steps_of(optimizer, model, placed)
     return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
@@ -287,6 +315,7 @@ def _in_rounds(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module, how: Joining, options: RoundOptions, *, waits: bool
 ) -> RoundOptimizer:
     """Join as a worker that applies rounds by itself."""
+    check_steps_alone(optimizer)
     together, job = how.together, how.claim()
     initialise(model, how.init)
     tensors = ModelTensors(model, backwards=how.overlap)

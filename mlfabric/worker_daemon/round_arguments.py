@@ -15,39 +15,42 @@ from mlfabric.model.specs import Method
 
 __all__ = ["check_steps_alone", "round_options"]
 
-_BELONGS = {
-    "at_least": Method.ELASTIC,
-    "quorum": Method.PARTIAL,
-    "full_every": Method.PARTIAL,
-    "wait": Method.PARTIAL,
+_WITHOUT_WAITING = (Method.ELASTIC, Method.LOCAL_SGD, Method.DILOCO)
+_BELONGS: Mapping[str, tuple[Method, ...]] = {
+    "at_least": _WITHOUT_WAITING,
+    "tau_max": (*_WITHOUT_WAITING, Method.ASYNCHRONOUS),
+    "quorum": (Method.PARTIAL,),
+    "full_every": (Method.PARTIAL,),
+    "wait": (Method.PARTIAL,),
+    "inner_steps": (Method.LOCAL_SGD, Method.DILOCO),
+    "outer": (Method.DILOCO,),
 }
+"""Options that not all methods have."""
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
 
 
-def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, Any]) -> RoundOptions | None:
+def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | None:
     """Return the options of rounds without a server; None if the method has a server.
 
     Args:
         method: of the job.
-        tau_max: None if it was not given.
-        given: the other options by name; those of rounds are None if they were not given.
+        given: the options by name; those that not all methods have are None if they were not given.
 
     Raises:
         UsageError: an option was given that the method does not have.
         ConfigError: one is out of range.
     """
-    for name, owner in _BELONGS.items():
-        if given[name] is not None and method is not owner:
-            raise UsageError(f"{name}={given[name]!r} with method {method.value}; allowed: with {owner.value} only")
+    for name, owners in _BELONGS.items():
+        if given[name] is not None and method not in owners:
+            allowed = " and ".join(filter(None, (", ".join(o.value for o in owners[:-1]), owners[-1].value)))
+            raise UsageError(f"{name}={given[name]!r} with method {method.value}; allowed: with {allowed} only")
     if method.has_server:
         return None
     for name, absent in _WITH_SERVER.items():
         if given[name] != absent:
             raise UsageError(f"{name}={given[name]!r} with method {method.value}, which has no server; leave it out")
-    if tau_max is not None and method is not Method.ELASTIC:
-        raise UsageError(f"tau_max={tau_max} with method {method.value}; allowed: with elastic and asynchronous only")
-    chosen: dict[str, Any] = {} if tau_max is None else {"tau_max": tau_max}
+    chosen: dict[str, Any] = {} if given["tau_max"] is None else {"tau_max": given["tau_max"]}
     if given["at_least"] is not None:
         chosen["at_least"] = number_of("at_least", given["at_least"])
     if given["quorum"] is not None:
@@ -58,6 +61,8 @@ def round_options(method: Method, *, tau_max: int | None, given: Mapping[str, An
         raise UsageError(
             "wait=False with overlap=True; allowed: one of them; without waiting, rounds overlap with computing"
         )
+    if method.has_inner_steps and given["overlap"]:
+        raise UsageError(f"overlap=True with method {method.value}; allowed: with the other methods")
     if given["full_every"] is not None:
         chosen["full_every"] = integer_of("full_every", given["full_every"])
     return RoundOptions(**chosen)

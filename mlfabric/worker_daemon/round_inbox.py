@@ -28,7 +28,7 @@ class RoundResult:
     Args:
         version: which version of the model it makes.
         workers: how many contributed.
-        updates: of how many gradients it is the sum.
+        weight: the sum of their weights; see ``ReduceRequested``.
         rates: the means of their settings of each parameter group.
         total: its bytes as they travelled, in memory of its own.
         ranges: the ranges of bytes in which they travelled.
@@ -36,7 +36,7 @@ class RoundResult:
 
     version: int
     workers: int
-    updates: int
+    weight: int
     rates: tuple[float, ...]
     total: memoryview
     ranges: tuple[tuple[int, int], ...]

@@ -7,14 +7,17 @@ the mean of that round's gradients, in the rounds' order. So all workers have th
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
+from mlfabric.arguments import integer_of
 from mlfabric.errors import UsageError
+from mlfabric.protocol import SetThreshold
 from mlfabric.shell.forking import tell_copies
+from mlfabric.worker_daemon.argument_types import MOST_COUNTED
 from mlfabric.worker_daemon.attempts import GradientGrowth
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.early_gradients import EarlyGradients
@@ -130,6 +133,35 @@ class RoundOptimizer(TakenOver):
 
     def _put(self, gathered: torch.Tensor, fresh: bool) -> bool:
         return self._flat.add_into(gathered, fresh=fresh)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients leave while backward makes the others."""
+        return self._early is not None
+
+    @property
+    def threshold(self) -> SetThreshold | None:
+        """The last threshold that the scheduler has set for steps (DropCompute); None before."""
+        return self._daemon.threshold
+
+    def steps_timed(self, micro_batches: int, computed_ns: Sequence[int], rest_ns: Sequence[int]) -> None:
+        """Tell the scheduler what steps have taken; see :class:`mlfabric.protocol.StepsTimed`."""
+        self._daemon.steps_timed(micro_batches, computed_ns, rest_ns)
+
+    def weigh(self, weight: int) -> None:
+        """Say of how many equal parts the next step's gradient is the sum, as micro-batches or tokens; 1 unless said.
+
+        The mean of a round divides by the sum of these.
+
+        Args:
+            weight: >= 1.
+
+        Raises:
+            UsageError: it is something else, or gradients leave while backward makes them.
+        """
+        if self.overlaps:
+            raise UsageError("weigh with overlap; allowed: without, as the gradient may be on its way")
+        self._steps.weight = integer_of("weight", weight, least=1, most=MOST_COUNTED)
 
     # Overlap with backward
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from mlfabric.errors import FabricError
 from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.round_actions import PassOver
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult, StateImage
 
@@ -72,16 +73,23 @@ class Answer(Protocol[Known_co]):
 class Offered(NamedTuple, Generic[G]):
     """Gradients that were offered: from which version the newest is, and what will become of them.
 
-    ``gathered`` is their sum, of as many as ``updates``; ``rates`` are those of the optimizer; ``buffers`` has the
-    bytes that leave and memory for the round's result.
+    ``gathered`` is their sum; ``contribution`` has the bytes that leave, and says how many they are.
     """
 
     gathered: G
-    updates: int
     computed_from: int
-    rates: tuple[float, ...]
-    buffers: ReduceBuffers
+    contribution: Contribution
     outcome: Answer[RoundResult | PassOver]
+
+    @property
+    def buffers(self) -> ReduceBuffers:
+        """The bytes that leave, and memory for the round's result."""
+        return self.contribution.buffers
+
+    @property
+    def updates(self) -> int:
+        """How many they are."""
+        return self.contribution.updates
 
 
 class Trained(Protocol[G]):
@@ -121,15 +129,7 @@ class Trained(Protocol[G]):
 class Daemon(Protocol):
     """What carries out what is asked for; see ``WorkerDaemon``."""
 
-    def offer(
-        self,
-        buffers: ReduceBuffers,
-        together: int,
-        computed_from: int,
-        updates: int,
-        rates: tuple[float, ...],
-        /,
-    ) -> Answer[RoundResult | PassOver]:
+    def offer(self, contribution: Contribution, /) -> Answer[RoundResult | PassOver]:
         """Offer gradients for a round."""
 
     def withdraw(self, growth: GradientGrowth, reason: str, /) -> None:
@@ -183,6 +183,8 @@ class RoundSteps(Generic[G]):
     Attributes:
         inbox: what comes of rounds.
         version: how many rounds the model has applied.
+        weight: of how many equal parts the next gradient is the sum, as micro-batches or tokens, >= 1; 1 again after
+            that. The mean of a round divides by the sum of these.
         last: what became of the last step's gradient, or of the newest one of which that is known; None before that.
         tally: what became of all of this worker's gradients.
     """
@@ -204,11 +206,12 @@ class RoundSteps(Generic[G]):
         self.inbox = RoundInbox(together, self._copy_state, segments)
         self.inbox.news = waits.wake
         self.version = 0
+        self.weight = 1
         self.last: RoundOutcome | None = None
         self.tally = RoundTally()
         self._gathered = trained.empty()
-        self._count = 0
-        """How many gradients are gathered: not offered yet, or offered and kept."""
+        self._count = self._weight = 0
+        """How many gradients are gathered: not offered yet, or offered and kept; and of how many parts."""
         self._spare = self._gathered if waits_for_rounds else trained.empty()
         self._sent: Offered[G] | None = None
         """What is on its way; between steps only if they do not wait for that, or such a wait was interrupted."""
@@ -239,19 +242,29 @@ class RoundSteps(Generic[G]):
                 returns whether the sum is finite. If it raises an error, nothing becomes of the gradient. It is not
                 called if the model was fetched meanwhile: then the gradient is dropped.
         """
-        computed_from = self.version
+        computed_from, weight = self.version, self._take_weight()
         if self._waits_for_rounds:
             await self._settle_sent()
         if await self._take_state():
-            earlier, updates, self._count = self._count, self._count + 1, 0
-            self._dropped(self._gathered if earlier else None, updates, FETCHED, computed_from)
+            earlier, _ = self._take_gathered()
+            self._dropped(self._gathered if earlier else None, earlier + 1, FETCHED, computed_from)
         elif not put(self._gathered, self.is_fresh):
-            updates, self._count = self._count + 1, 0
+            earlier, _ = self._take_gathered()
             await self.apply_all()
-            self._dropped(self._gathered, updates, NOT_FINITE, computed_from)
+            self._dropped(self._gathered, earlier + 1, NOT_FINITE, computed_from)
         else:
-            self._count += 1
+            self._count, self._weight = self._count + 1, self._weight + weight
             await self._go_on(computed_from)
+
+    def _take_weight(self) -> int:
+        weight, self.weight = self.weight, 1
+        return weight
+
+    def _take_gathered(self) -> tuple[int, int]:
+        """Return how many gradients are gathered, and of how many parts; then there are none."""
+        counted = self._count, self._weight
+        self._count = self._weight = 0
+        return counted
 
     async def _go_on(self, computed_from: int) -> None:
         """Offer what is gathered, unless it may wait for what is on its way."""
@@ -270,18 +283,26 @@ class RoundSteps(Generic[G]):
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
         """Offer what is gathered, and gather in other memory from now on."""
-        gathered, updates = self._gathered, self._count + (growth is not None)
-        self._gathered, self._spare, self._count = self._spare, gathered, 0
-        return self._give(gathered, updates, computed_from, growth)
+        gathered, (updates, weight) = self._gathered, self._take_gathered()
+        self._gathered, self._spare = self._spare, gathered
+        if growth is not None:
+            updates, weight = updates + 1, weight + self._take_weight()
+        return self._give(gathered, updates, weight, computed_from, growth)
 
-    def _give(self, gathered: G, updates: int, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
+    def _give(
+        self, gathered: G, updates: int, weight: int, computed_from: int, growth: GradientGrowth | None = None
+    ) -> Offered[G]:
         trained = self._trained
         given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
-        buffers = ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth)
-        rates = trained.rates()
-        told_from = computed_from if self._waits_for_rounds else self.version  # its delay counts from the offer
-        outcome = self._daemon.offer(buffers, self._together, told_from, updates, rates)
-        return Offered(gathered, updates, computed_from, rates, buffers, outcome)
+        contribution = Contribution(
+            buffers=ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth),
+            together=self._together,
+            computed_from=computed_from if self._waits_for_rounds else self.version,  # its delay counts from the offer
+            updates=updates,
+            weight=weight,
+            rates=trained.rates(),
+        )
+        return Offered(gathered, computed_from, contribution, self._daemon.offer(contribution))
 
     async def _settle_sent(self) -> None:
         """Wait until it is known what becomes of what is on its way, if anything is, and apply what is settled."""
@@ -293,7 +314,7 @@ class RoundSteps(Generic[G]):
                 return
             self.inbox.give_back(sent.buffers.result)
             if growth is not None and growth.is_late and not found.keep:  # it is whole now
-                self._sent = self._give(sent.gathered, sent.updates, sent.computed_from)
+                self._sent = self._give(sent.gathered, sent.updates, sent.contribution.weight, sent.computed_from)
                 continue
             self._sent = None
             if found.keep:
@@ -327,7 +348,7 @@ class RoundSteps(Generic[G]):
             self._trained.add_earlier(self._gathered, offered.gathered)
         else:
             self._gathered, self._spare = offered.gathered, self._gathered
-        self._count += offered.updates
+        self._count, self._weight = self._count + offered.updates, self._weight + offered.contribution.weight
 
     def _drop(self, offered: Offered[G], reason: str) -> None:
         self._dropped(offered.gathered, offered.updates, reason, offered.computed_from)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,11 +18,20 @@ from mlfabric.config import WorkerSettings
 from mlfabric.errors import FabricClosedError
 from mlfabric.model.samples import Samples
 from mlfabric.model.specs import ModelSpec
-from mlfabric.protocol import JobClaim, ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
+from mlfabric.protocol import (
+    JobClaim,
+    ModelVersion,
+    Outcome,
+    SamplesGranted,
+    SamplesWanted,
+    SetThreshold,
+    Welcome,
+)
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
 from mlfabric.worker_daemon import round_actions as act
-from mlfabric.worker_daemon.attempts import GradientGrowth, ReduceBuffers
+from mlfabric.worker_daemon.attempts import GradientGrowth
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.daemon import WorkerDaemon
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
@@ -139,24 +148,22 @@ class ThreadDaemon:
         """Get the model into :meth:`buffer`, at ``min_version`` or newer."""
         return self._ask(lambda: self._daemon.calls.get(self._image, min_version))
 
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> CountFuture:
-        """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them.
+    def reduce(self, contribution: Contribution) -> CountFuture:
+        """Take part in an AllReduce; gives how many took part once the result is in its buffer, with all of them."""
+        return self._ask(lambda: self._daemon.offer(contribution))
 
-        Args:
-            together: the first one waits until so many workers have joined, >= 1.
-        """
-        return self._ask(lambda: self._daemon.reduce(buffers, op, together))
+    def offer(self, contribution: Contribution) -> concurrent.futures.Future[RoundResult | act.PassOver]:
+        """Offer gradients for a round that this worker applies by itself."""
+        return self._ask(lambda: self._daemon.offer(contribution))
 
-    def offer(
-        self,
-        buffers: ReduceBuffers,
-        together: int,
-        computed_from: int,
-        updates: int,
-        rates: tuple[float, ...],
-    ) -> concurrent.futures.Future[RoundResult | act.PassOver]:
-        """Offer gradients for a round; see ``WorkerDaemon.reduce``."""
-        return self._ask(lambda: self._daemon.offer(buffers, together, computed_from, updates, rates))
+    @property
+    def threshold(self) -> SetThreshold | None:
+        """The last threshold that the scheduler has set for steps; None before."""
+        return self._daemon.threshold
+
+    def steps_timed(self, micro_batches: int, computed_ns: Sequence[int], rest_ns: Sequence[int]) -> None:
+        """Say what steps have taken; see :class:`mlfabric.protocol.StepsTimed`."""
+        self._begin(lambda: self._daemon.steps_timed(micro_batches, computed_ns, rest_ns))
 
     def withdraw(self, growth: GradientGrowth, reason: str) -> None:
         """Say that a gradient which is offered while it is made is to be in no round."""

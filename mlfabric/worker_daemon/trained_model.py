@@ -51,7 +51,7 @@ class TrainedModel:
         """Make a step with a round's sum; the script's gradients stay where they are."""
         gradients = [parameter.grad for parameter in self._flat.parameters]
         try:
-            self._flat.spread(total, result.workers, result.updates)
+            self._flat.spread(total, result.workers, result.weight)
             with with_rates(self._optimizer, result.rates):
                 self._optimizer.step()
         finally:

@@ -23,6 +23,7 @@ from mlfabric.model.specs import Method, TensorKind
 from mlfabric.protocol import DropReason, ModelVersion, ReduceOp, SamplesWanted
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon.argument_types import check_arguments
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.data_attempts import GivenUpError, Parcel
 from mlfabric.worker_daemon.given_tensors import GivenTensors
 from mlfabric.worker_daemon.growing_update import GrowingUpdate, Timing, not_finite
@@ -444,7 +445,7 @@ class Worker:
         while self._reducing and (self._reducing[0].done() or len(self._reducing) >= MOST_REDUCING):
             futures.wait([self._reducing.popleft()])
         staged = self._staged.stage(tensor, op)
-        coming = self._daemon.reduce(staged.buffers, staged.op, self._together)
+        coming = self._daemon.reduce(Contribution(buffers=staged.buffers, op=staged.op, together=self._together))
         self._reducing.append(coming)
         return self._staged.handle(staged, coming)
 

@@ -35,6 +35,8 @@ def code_lines(name: str) -> list[str]:
         ("digits_synchronous.py", 4),
         ("digits_stale.py", 4),
         ("digits_all_reduce.py", 5),
+        ("digits_diloco.py", 4),
+        ("digits_dropcompute.py", 8),
     ],
 )
 def test_the_fabric_takes_few_more_lines_than_one_process(name, most):
@@ -80,12 +82,21 @@ def test_two_workers_train_with_an_optimizer():
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["digits_synchronous.py", "digits_stale.py", "digits_all_reduce.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits_synchronous.py",
+        "digits_stale.py",
+        "digits_all_reduce.py",
+        "digits_diloco.py",
+        "digits_dropcompute.py",
+    ],
+)
 def test_workers_train_together_in_each_method(name):
     found = accuracies(run_two(name, "--steps", "100"))
     assert set(found) == {"[0]", "[1]"}
     assert min(found.values()) > 0.5
-    if name != "digits_stale.py":
+    if name not in ("digits_stale.py", "digits_diloco.py"):
         assert found["[0]"] == found["[1]"]
 
 

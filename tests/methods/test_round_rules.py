@@ -164,5 +164,5 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], story: str) -
 
 
 def test_rounds_are_refused_with_a_server() -> None:
-    with pytest.raises(ConfigError, match="rounds with method asynchronous; allowed: with partial, elastic"):
+    with pytest.raises(ConfigError, match="rounds with method asynchronous; allowed: with methods without"):
         ModelSpec(name="net", layout=LAYOUT, rounds=RoundOptions())

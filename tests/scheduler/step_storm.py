@@ -53,6 +53,8 @@ __all__ = ["StepStorm"]
 
 LAYOUT = Layout((TensorSpec(name="w", shape=(4,), dtype="float32"),))
 MS = 1_000_000
+WEIGHT = 3
+"""Of each gradient."""
 LONGEST_HANG = 60
 
 Gradient = tuple[str, int, int]
@@ -229,6 +231,7 @@ class StepStorm:
             together=self.workers,
             computed_from=player.version,
             updates=len(gradients),
+            weight=WEIGHT * len(gradients),
         )
         self.feed(player, act.ReduceCalled(request=request))
 
@@ -274,7 +277,7 @@ class StepStorm:
         contributed = {p.name: plans[p.name].reduce for p in self.players if p.name in members}
         lists = [p.gradients[reduce] for p in self.players if (reduce := contributed.get(p.name)) is not None]
         total = frozenset().union(*lists)
-        assert len(total) == sum(map(len, lists)) == plan.updates, f"{plan.round}: {lists}, told {plan.updates}"
+        assert len(total) == sum(map(len, lists)) == plan.weight / WEIGHT, f"{plan.round}: {lists}, told {plan.weight}"
         return total
 
     def feed(self, player: Player, event: DaemonEvent) -> None:

@@ -128,11 +128,11 @@ def test_a_late_worker_of_a_partial_round_is_told_at_once_to_go_on(eager) -> Non
 
 
 def test_one_that_keeps_many_gradients_waits_for_the_next_round_and_is_in_it(eager) -> None:
-    assert eager.ask(asks("b", 7, computed_from=4, updates=MOST_KEPT)) == []
+    assert eager.ask(asks("b", 7, computed_from=4, updates=MOST_KEPT, weight=20)) == []
     told = [one for worker in "ab" for one in eager.ask(RoundArrived(worker=worker, model="net", round=RoundId(2, 1)))]
     told += eager.tick()
     assert kept(told) == []
-    assert [(one.to, one.updates) for one in of(Reduce, told) if one.reduce is not None] == [("b", MOST_KEPT)]
+    assert [(one.to, one.weight) for one in of(Reduce, told) if one.reduce is not None] == [("b", 20)]
 
 
 def test_a_late_worker_of_an_elastic_round_waits_for_the_next_one() -> None:

@@ -35,6 +35,7 @@ from mlfabric.protocol import (
     MemberEvent,
     Outcome,
     ServerHolds,
+    StepsTimed,
     TransferEnded,
     UpdateId,
     Welcome,
@@ -134,7 +135,7 @@ def a_spec(draw: st.DrawFn) -> ModelSpec:
         slack=draw(u64) if method is Method.STALE_SYNCHRONOUS else 0,
         server=draw(text),
         frozen_digest=draw(text),
-        rounds=draw(round_options) if method in (Method.PARTIAL, Method.ELASTIC) else None,
+        rounds=draw(round_options) if method.is_only_wrapped else None,
         workers=draw(u32) if method in (Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS) else 0,
     )
 
@@ -148,8 +149,28 @@ def a_part(draw: st.DrawFn) -> ModelSpec:
     return spec.of_shard(draw(st.integers(0, shards - 1))) if shards > 1 and draw(st.booleans()) else spec
 
 
+@st.composite
+def timed_steps(draw: st.DrawFn) -> StepsTimed:
+    """As many times as the steps have micro-batches."""
+    steps, micro_batches = draw(st.integers(0, 3)), draw(st.integers(1, 3))
+    times = st.lists(st.integers(1, 2**50), min_size=steps * micro_batches, max_size=steps * micro_batches)
+    rest = st.lists(st.integers(0, 2**50), min_size=steps, max_size=steps)
+    return StepsTimed(
+        worker=ME,
+        model=draw(name),
+        micro_batches=micro_batches,
+        computed_ns=tuple(draw(times)),
+        rest_ns=tuple(draw(rest)),
+    )
+
+
 specs = a_spec() | a_part()
-MODELS: dict[Any, st.SearchStrategy[Any]] = {ModelSpec: specs, RuleSpec: rules, TensorSpec: tensors}
+MODELS: dict[Any, st.SearchStrategy[Any]] = {
+    ModelSpec: specs,
+    RuleSpec: rules,
+    StepsTimed: timed_steps(),
+    TensorSpec: tensors,
+}
 
 
 # All other values: what they may be is in the types of their fields, in the contract and in the limits

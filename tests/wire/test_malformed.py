@@ -56,8 +56,13 @@ def counted(*runs: int) -> session_pb2.Event:
 
 def reduced(**changed: Any) -> session_pb2.Event:
     return S.Event(
-        reduce_requested=S.ReduceRequested(reduce=MINE, op=S.REDUCE_OP_SUM, together=1, updates=1, **changed)
+        reduce_requested=S.ReduceRequested(reduce=MINE, op=S.REDUCE_OP_SUM, together=1, updates=1, weight=1, **changed)
     )
+
+
+def timed(computed_ns: list[int], rest_ns: list[int]) -> session_pb2.Event:
+    steps = S.StepsTimed(worker=ME, micro_batches=2, computed_ns=computed_ns, rest_ns=rest_ns)
+    return S.Event(steps_timed=steps)
 
 
 def reduced_part(start: int, end: int) -> session_pb2.Instruction:
@@ -94,6 +99,8 @@ MALFORMED_EVENTS = [
         reduced(dtype="float32", size_bytes=6),
         r"ReduceRequested\.size_bytes=6; allowed: a multiple of 4 \(float32\)",
     ),
+    (timed([1, 2, 3], [1]), r"StepsTimed\.computed_ns='3 times'; allowed: 2 for each of 1 steps"),
+    (timed([1, 0], [1]), r"StepsTimed\.computed_ns=\(1, 0\); allowed: each 1 or more"),
 ]
 PART = r"ReducePart\.start, end=\({}, 32\); allowed: a start at a multiple of 16, and an end after it"
 MALFORMED_INSTRUCTIONS = [

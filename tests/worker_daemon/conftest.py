@@ -10,8 +10,8 @@ import torch
 
 from mlfabric.model.images import DTYPES
 from mlfabric.model.samples import Samples
-from mlfabric.protocol import ModelVersion, Outcome, ReduceOp, SamplesGranted, SamplesWanted, Welcome
-from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.protocol import ModelVersion, Outcome, SamplesGranted, SamplesWanted, Welcome
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.data_attempts import Parcel
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.thread import ThreadDaemon
@@ -71,11 +71,12 @@ class ScriptedDaemon(ThreadDaemon):
         self.gets.append((min_version, got))
         return got
 
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+    def reduce(self, contribution: Contribution) -> Future[int]:
+        buffers = contribution.buffers
         assert buffers.given is not None, "it contributes"
         buffers.result[: len(buffers.given)] = buffers.given
         reduced: Future[int] = Future()
-        reduced.set_result(together)
+        reduced.set_result(contribution.together)
         return reduced
 
     def leave(self, detail: str, drain_s: float) -> None:

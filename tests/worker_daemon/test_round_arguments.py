@@ -19,9 +19,25 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
     ("options", "story"),
     [
         ({"method": "elastic", "quorum": "solo"}, "quorum='solo' with method elastic; allowed: with partial only"),
-        ({"method": "partial", "at_least": 0.5}, "at_least=0.5 with method partial; allowed: with elastic only"),
+        (
+            {"method": "partial", "at_least": 0.5},
+            "at_least=0.5 with method partial; allowed: with elastic, local-sgd and diloco only",
+        ),
         ({"full_every": 4}, "full_every=4 with method asynchronous; allowed: with partial only"),
-        ({"method": "partial", "tau_max": 3}, "tau_max=3 with method partial; allowed: with elastic and asynchronous"),
+        (
+            {"method": "partial", "tau_max": 3},
+            "tau_max=3 with method partial; allowed: with elastic, local-sgd, diloco and asynchronous only",
+        ),
+        (
+            {"method": "elastic", "inner_steps": 4},
+            "inner_steps=4 with method elastic; allowed: with local-sgd and diloco",
+        ),
+        ({"method": "diloco", "inner_steps": 0}, "inner_steps=0; allowed"),
+        ({"method": "local-sgd", "outer": torch.optim.SGD}, "method local-sgd; allowed: with diloco only"),
+        ({"method": "diloco", "outer": 0.7}, "outer=0.7; allowed: a function that makes the optimizer"),
+        ({"method": "diloco", "outer": lambda p: 3}, "allowed: a torch.optim.Optimizer"),
+        ({"method": "diloco", "outer": torch.optim.LBFGS}, "LBFGS, whose step needs a closure"),
+        ({"method": "diloco", "overlap": True}, "overlap=True with method diloco; allowed: with the other methods"),
         ({"method": "elastic", "servers": 2}, "servers=2 with method elastic, which has no server"),
         ({"method": "elastic", "slack": 2}, "slack=2 with method elastic, which has no server"),
         ({"method": "all-reduce", "momentum_at": "server"}, "momentum_at='server' with method all-reduce"),
@@ -42,7 +58,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
         wrapped(torch.optim.LBFGS, method="elastic")
 
 
-@pytest.mark.parametrize("method", ["elastic", "partial"])
+@pytest.mark.parametrize("method", ["elastic", "partial", "local-sgd", "diloco"])
 def test_these_methods_are_wrapped_and_not_registered(method: str) -> None:
     with pytest.raises(mlfabric.UsageError, match=f"register_as_worker with method {method}; allowed: .*wrap"):
         mlfabric.register_as_worker(torch.nn.Linear(2, 1), method=method)

@@ -69,7 +69,7 @@ def result(optimizer: RoundOptimizer, version: int, gradient: float) -> RoundRes
     flat.add_into(total, fresh=True)
     data = memoryview(bytearray(total.numpy().tobytes()))
     rates = rates_of(optimizer)
-    return RoundResult(version=version, workers=1, updates=1, rates=rates, total=data, ranges=((0, len(data)),))
+    return RoundResult(version=version, workers=1, weight=1, rates=rates, total=data, ranges=((0, len(data)),))
 
 
 def stepping(optimizer: RoundOptimizer, model: torch.nn.Linear, daemon: Daemon) -> threading.Thread:

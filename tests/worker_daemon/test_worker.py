@@ -19,9 +19,8 @@ from mlfabric.protocol import (
     Lost,
     ModelVersion,
     Outcome,
-    ReduceOp,
 )
-from mlfabric.worker_daemon.attempts import ReduceBuffers
+from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.tensors import ModelTensors
 from mlfabric.worker_daemon.worker import Worker
 from tests.worker_daemon.conftest import SIZE, ScriptedDaemon, got
@@ -186,7 +185,7 @@ class SlowReducer(ScriptedDaemon):
         super().__init__(size_bytes)
         self.reducing: list[Future[int]] = []
 
-    def reduce(self, buffers: ReduceBuffers, op: ReduceOp, together: int) -> Future[int]:
+    def reduce(self, contribution: Contribution) -> Future[int]:
         self.reducing.append(Future())
         return self.reducing[-1]
 

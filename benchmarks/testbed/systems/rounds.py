@@ -4,6 +4,8 @@ The catalogue says which method is wrapped. Nobody tells a worker when the other
 than the workload, its first one. A worker that finds the run over gives that element a gradient, so all workers find it
 changed after the same round, and each ends with the first round that shows it the change.
 
+Workers that make inner steps see the shared model after each round; a gradient that is in it is one of theirs.
+
 With overlap the model is cut into several parameters, and each gradient leaves when backward would have made it
 (``benchmarks.testbed.overlapping``).
 
@@ -30,11 +32,13 @@ from benchmarks.testbed.systems.collective import meeting_point
 from benchmarks.testbed.systems.fabric_members import MODEL, WITHOUT_SERVER, prepare, settings_of
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import Workload
+from mlfabric.worker_daemon.local_steps import LocalOptimizer
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
 
 __all__ = ["SERVICES", "prepare", "worker"]
 
 SERVICES = WITHOUT_SERVER
+Wrapped = RoundOptimizer | LocalOptimizer
 KEEPERS = 3
 OVERLAPPED_BUCKETS = 8
 
@@ -51,7 +55,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     sgd = torch.optim.SGD(model.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
     arguments: dict[str, Any] = {**plan.wrapped, "workers": place.workers, "settings": settings_of(place)}
     optimizer = mlfabric.wrap(sgd, model, model_name=MODEL, **arguments)
-    assert isinstance(optimizer, RoundOptimizer), "the method has no server"
+    assert isinstance(optimizer, Wrapped), "the method has no server"
     try:
         return _train(place, plan, workload, model, optimizer, buckets)
     finally:
@@ -97,22 +101,24 @@ class _Flat(torch.nn.Module):
 
 @dataclass(slots=True, kw_only=True)
 class _Fates:
-    """What became of a worker's gradients."""
+    """What became of a worker's gradients; so many ``steps`` have the same fate."""
 
+    steps: int = 1
     applied_ns: list[int] = field(default_factory=list)
     delays: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
     dropped: int = 0
 
-    def note(self, optimizer: RoundOptimizer, now_ns: int) -> None:
+    def note(self, optimizer: Wrapped, now_ns: int) -> None:
         """Keep what became of the last one, and of those that were kept for this round."""
         last, tally = optimizer.last, optimizer.tally
-        assert last is not None, "a step was made"
-        for _ in range(tally.included - len(self.rounds)):
+        if last is None:
+            return
+        for _ in range(tally.included * self.steps - len(self.rounds)):
             self.applied_ns.append(now_ns)
             self.delays.append(last.delay)
             self.rounds.append(last.version)
-        self.dropped = tally.dropped
+        self.dropped = tally.dropped * self.steps
 
     def added_to(self, log: WorkerLog) -> WorkerLog:
         """Return a log with all this in it."""
@@ -133,9 +139,12 @@ def _agree_on_start(place: Place, store: TCPStore) -> int:
 
 
 def _train(
-    place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: RoundOptimizer, buckets: Buckets
+    place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: Wrapped, buckets: Buckets
 ) -> WorkerLog:
-    compute, recorder, fates = compute_of(OverlappedCompute, place, plan), StepRecorder(), _Fates()
+    compute, recorder = compute_of(OverlappedCompute, place, plan), StepRecorder()
+    inner_steps = plan.wrapped.get("inner_steps", 1)
+    assert isinstance(inner_steps, int), "it is a number"
+    fates, version, is_over = _Fates(steps=inner_steps), 0, False
     keeper, rank = SnapshotKeeper(every_ns=0), place.own_rank
     keeps = rank < KEEPERS
     judged = partial(workload.accuracy, model.weights) if rank == 0 else None
@@ -151,9 +160,10 @@ def _train(
         return model.give(bucket)
 
     def leaves(bucket: int) -> None:
+        assert isinstance(optimizer, RoundOptimizer), "inner steps do not overlap"
         optimizer.ready(made(bucket))
 
-    while not model.is_over:
+    while not is_over:
         recorder.start()
         gradient = partial(workload.gradient, model.weights, rank, step, model.gradient)
         if overlaps:
@@ -164,7 +174,10 @@ def _train(
         optimizer.step()
         now_ns, step = recorder.end(), step + 1
         fates.note(optimizer, now_ns)
+        if optimizer.version == version:
+            continue
+        version, is_over = optimizer.version, model.is_over
         if keeps:
-            keeper.offer(now_ns, optimizer.version, model.weights)
+            keeper.offer(now_ns, version, model.weights)
     log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
     return fates.added_to(replace(log, snapshots=keeper.taken))

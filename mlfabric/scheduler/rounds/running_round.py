@@ -76,7 +76,7 @@ class RunningRound:
             size_bytes=one.size_bytes,
             dtype=one.dtype,
             version=self.version,
-            updates=sum(each.updates for each in self.members.values()),
+            weight=sum(each.weight for each in self.members.values()),
             rates=tuple(map(_mean, zip(*(each.rates for each in self.members.values()), strict=True))),
             planned_ns=0 if waits else self.planned_ns,
             reason=self.reason,

@@ -24,6 +24,7 @@ from mlfabric.protocol import (
     RoundSlow,
     StateArrived,
     StateBroken,
+    StepsTimed,
 )
 from mlfabric.scheduler.context import Context
 from mlfabric.scheduler.records import MemberRecord
@@ -31,6 +32,7 @@ from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.running_round import RunningRound, difference_of
+from mlfabric.scheduler.rounds.thresholds import Thresholds
 
 __all__ = ["StepRounds"]
 
@@ -42,6 +44,7 @@ class StepRounds:
         done: how many were settled under this scheduler.
         workers: how many contributed to the last one.
         waits_for: what the next one waits for, in words.
+        thresholds: from when on workers begin no more micro-batches.
         passed, dropped: how many gradients were kept for their workers' next ones, and how many were dropped.
     """
 
@@ -49,6 +52,7 @@ class StepRounds:
         self.spec = spec
         self.done = self.workers = self.passed = self.dropped = 0
         self.waits_for = ""
+        self.thresholds = Thresholds(spec.name)
         self._context = context
         self._rule = round_rule_of(spec)
         self._carrier = RoundCarrier(context, spec.name)
@@ -328,6 +332,10 @@ class StepRounds:
         is_of_it = running is not None and running.id == event.round and event.worker in running.parts
         if is_of_it:
             yield from self._carrier.slow(event, now_ns)
+
+    def timed(self, event: StepsTimed) -> Iterator[Instruction]:
+        """Take in what a worker's steps take; tell all workers a threshold once they have said it."""
+        yield from self.thresholds.timed(event, self._standings.of.keys())
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

@@ -1,0 +1,199 @@
+"""Local SGD and DiLoCo through a whole fabric: workers step by themselves and share an outer model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import mlfabric
+from tests.fabric.harness import Fabric, gradients, small_model
+from tests.fabric.several import together
+
+INNER = 3
+ROUNDS = 4
+
+
+def joined(running: Fabric, rank: int, model: torch.nn.Module, **options: Any) -> Any:
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    return mlfabric.wrap(sgd, model, settings=running.settings(f"w{rank}"), **{"inner_steps": INNER, **options})
+
+
+@contextmanager
+def team(models: Sequence[torch.nn.Module], **options: Any) -> Iterator[list[Any]]:
+    """Let a worker join for each model; all are waited for."""
+    workers: dict[int, Any] = {}
+
+    def join(rank: int) -> None:
+        workers[rank] = joined(running, rank, models[rank], workers=len(models), at_least=1.0, **options)
+
+    with Fabric() as running:
+        together(*(partial(join, rank) for rank in range(len(models))))
+        yield [workers[rank] for rank in range(len(models))]
+        for worker in workers.values():
+            worker.leave()
+
+
+def inner_steps(worker: Any, model: torch.nn.Module, rank: int, steps: int = INNER) -> None:
+    for step in range(steps):
+        gradients(model, 100 * rank + step)
+        worker.step()
+
+
+def weights(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [value.detach().clone() for value in model.state_dict().values()]
+
+
+def same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def alone(model: torch.nn.Module, rank: int, steps: int = INNER) -> list[torch.Tensor]:
+    """Return what inner steps make of a model without a fabric."""
+    with torch.random.fork_rng():
+        own = small_model()
+    own.load_state_dict(model.state_dict())
+    inner_steps(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5), own, rank, steps)
+    return weights(own)
+
+
+def mean(models: Sequence[Sequence[torch.Tensor]], weigh: Sequence[float]) -> list[torch.Tensor]:
+    return [
+        sum(w * value for w, value in zip(weigh, values, strict=True)) / sum(weigh)
+        for values in zip(*models, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("options", [{"method": "local-sgd"}, {"method": "diloco"}])
+def test_all_have_the_same_outer_model_and_go_on_from_it(options: dict[str, Any]) -> None:
+    models = [small_model(seed) for seed in range(3)]
+
+    def work(rank: int, worker: Any) -> None:
+        for _ in range(ROUNDS):
+            inner_steps(worker, models[rank], rank)
+
+    with team(models, **options) as workers:
+        together(*(partial(work, *each) for each in enumerate(workers)))
+        assert [worker.version for worker in workers] == [ROUNDS] * 3
+        assert [worker.tally.included for worker in workers] == [ROUNDS] * 3
+        for worker, model in zip(workers, models, strict=True):
+            assert same(weights(worker.outer_model), weights(workers[0].outer_model))
+            assert same(weights(model), weights(worker.outer_model))
+
+
+def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
+    models, weigh = [small_model(7) for _ in range(3)], (1, 2, 5)
+    expected = mean([alone(models[0], rank) for rank in range(3)], weigh)
+
+    def work(rank: int, worker: Any) -> None:
+        for step in range(INNER):
+            gradients(models[rank], 100 * rank + step)
+            worker.weigh(weigh[rank])
+            worker.step()
+
+    with team(models, method="local-sgd") as workers:
+        together(*(partial(work, *each) for each in enumerate(workers)))
+        for found, wanted in zip(weights(models[0]), expected, strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "outer",
+    [None, partial(torch.optim.SGD, lr=0.5), partial(torch.optim.AdamW, lr=0.01)],
+    ids=["usual", "sgd", "adamw"],
+)
+def test_diloco_steps_the_outer_model_along_the_movement(
+    outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer] | None,
+) -> None:
+    model, own, shared = small_model(3), small_model(3), small_model(3)
+    usual = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+    inner, by_hand = (
+        torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5),
+        (outer or usual)(list(shared.parameters())),
+    )
+    options: dict[str, Any] = {} if outer is None else {"outer": outer}
+    with team([model], method="diloco", **options) as (worker,):
+        for _ in range(ROUNDS):
+            inner_steps(worker, model, 0)
+            inner_steps(inner, own, 0)
+            for parameter, moved in zip(shared.parameters(), own.parameters(), strict=True):
+                parameter.grad = (parameter - moved).detach()
+            by_hand.step()
+            own.load_state_dict(shared.state_dict())
+            for found, wanted in zip(weights(model), weights(shared), strict=True):
+                torch.testing.assert_close(found, wanted)
+
+
+def test_the_state_of_the_inner_optimizer_stays_and_schedulers_work() -> None:
+    model = small_model()
+    with team([model], method="local-sgd") as (worker,):
+        scheduler = torch.optim.lr_scheduler.StepLR(worker, 1, gamma=0.5)
+        inner_steps(worker, model, 0)
+        scheduler.step()
+        assert worker.param_groups[0]["lr"] == pytest.approx(0.05)
+        assert all(worker.state[parameter]["momentum_buffer"].any() for parameter in model.parameters())
+
+
+def test_who_joins_later_has_the_outer_model() -> None:
+    first, second = small_model(1), small_model(2)
+    with Fabric() as running:
+        one = joined(running, 0, first, method="diloco", at_least=0.1)
+        inner_steps(one, first, 0)
+        other = joined(running, 1, second, method="diloco", at_least=0.1)
+        assert other.version == 1
+        assert same(weights(second), weights(one.outer_model))
+        one.leave()
+        inner_steps(other, second, 1)
+        assert other.last.included
+        assert other.version >= 2
+        other.leave()
+
+
+def test_a_movement_that_is_not_finite_is_dropped_and_its_worker_goes_on_from_the_outer_model() -> None:
+    model = small_model()
+    with team([model], method="diloco") as (worker,):
+        inner_steps(worker, model, 0)
+        before = weights(worker.outer_model)
+        with torch.no_grad():
+            next(model.parameters()).fill_(torch.nan)
+        inner_steps(worker, model, 0)
+        assert (worker.last.included, worker.last.reason) == (False, "it has NaN or Inf")
+        assert same(weights(model), before)
+
+
+def test_finish_takes_the_outer_model_over() -> None:
+    model = small_model()
+    with team([model], method="local-sgd") as (worker,):
+        inner_steps(worker, model, 0)
+        shared = weights(worker.outer_model)
+        inner_steps(worker, model, 0, INNER - 1)
+        assert not same(weights(model), shared)
+        worker.finish()
+        assert same(weights(model), shared)
+        inner_steps(worker, model, 0, INNER - 1)
+        assert worker.version == 1
+        inner_steps(worker, model, 0, 1)
+        assert worker.version == 2
+
+
+def test_what_is_not_trained_stays_and_batchnorm_travels() -> None:
+    models: list[Any] = [
+        torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)) for _ in "ab"
+    ]
+    for model in models:
+        model.load_state_dict(models[0].state_dict())
+        model[0].weight.requires_grad_(False)
+    frozen = models[0][0].weight.clone()
+
+    def work(rank: int, worker: Any) -> None:
+        inner_steps(worker, models[rank], rank)
+
+    with team(models, method="local-sgd") as workers:
+        together(*(partial(work, *each) for each in enumerate(workers)))
+    assert torch.equal(models[0][0].weight, frozen)
+    assert torch.equal(models[0][1].running_mean, models[1][1].running_mean)
+    assert models[0][1].running_mean.any()
