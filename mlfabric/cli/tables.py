@@ -86,8 +86,9 @@ def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> Rendera
     # All parts of a model that is on several servers wait for the same.
     waits = [Text(words) for words in dict.fromkeys(m.waits_for for m in status.models) if words]
     probes = [Text(_probes(m)) for m in status.models if m.probes.asked]
+    thresholds = [Text(f"threshold of {m.name}: {m.threshold}") for m in status.models if m.threshold]
     samples = [Text(_samples(m)) for m in status.models if m.HasField("samples")]
-    return Group(Text(head), Text(), *parts, *warnings, *waits, *probes, *samples, Text(foot))
+    return Group(Text(head), Text(), *parts, *warnings, *waits, *probes, *thresholds, *samples, Text(foot))
 
 
 def _members(status: fabric_pb2.GetStatusResponse) -> Table:

@@ -14,6 +14,7 @@ from mlfabric.scheduler.known_models import AnyRounds
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.scheduler.records import MemberRecord, MemberState
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.scheduler.samples.sample_status import describe_samples
 from mlfabric.scheduler.shards.parts import name_of_whole, part_of
 from mlfabric.scheduler.shards.sharded import ShardedModel
@@ -175,6 +176,7 @@ def _reduced(
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),
         probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
+        threshold=rounds.thresholds.words if isinstance(rounds, StepRounds) else "",
         whole=name,
         **state.endings.stay_of(name)._asdict(),
     )

@@ -731,6 +731,7 @@ class ModelStatus(_message.Message):
     WAITS_FOR_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
     SAMPLES_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
     WAITS_BY_CAUSE_FIELD_NUMBER: _builtins.int
@@ -754,6 +755,8 @@ class ModelStatus(_message.Message):
     """Of a model in parts, or without a server: what it waits for, in words; empty if nothing is in the way."""
     size_bytes: _builtins.int
     """Of the model; of AllReduce the size of the last round's tensor."""
+    threshold: _builtins.str
+    """From when on the steps of its workers begin no more micro-batches, in words; empty if nobody has asked for that."""
     lost: _builtins.int
     """Updates that were committed, and not in what the present server began with."""
     whole: _builtins.str
@@ -800,6 +803,7 @@ class ModelStatus(_message.Message):
         waits_for: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
         probes: Global___ProbesStatus | None = ...,
+        threshold: _builtins.str = ...,
         samples: Global___SampleStatus | None = ...,
         lost: _builtins.int = ...,
         waits_by_cause: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
@@ -811,7 +815,7 @@ class ModelStatus(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "method", b"method", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "method", b"method", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "threshold", b"threshold", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -257,7 +257,7 @@ class WorkerDaemon:
     def _instructed(self, instruction: Instruction) -> None:
         match instruction:
             case SetThreshold():
-                log.info("threshold of %.3f s: %s", instruction.tau_ns / 1e9, instruction.reason)
+                log.info("threshold: %s", instruction.reason)
                 self.threshold = instruction
             case MonitorAt():
                 self._reporter.set_monitor(instruction.address, instruction.token)

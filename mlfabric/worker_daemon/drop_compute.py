@@ -26,6 +26,7 @@ from mlfabric import clock
 from mlfabric.arguments import integer_of, number_of
 from mlfabric.errors import UsageError
 from mlfabric.methods.drop_compute import UNLIMITED, Threshold
+from mlfabric.worker_daemon.local_steps import LocalOptimizer
 from mlfabric.worker_daemon.step_teams import Decision, StepTeam, now_ns, team_of
 
 __all__ = ["DropCompute", "DropReport", "drop_compute"]
@@ -83,8 +84,8 @@ class _Sums:
 
     @property
     def dropped(self) -> float:
-        """The share of the micro-batches that were not computed."""
-        return 1.0 - self.done / self.wanted if self.wanted else 0.0
+        """The share of the micro-batches that were not computed; 0 if fast workers have made up for it."""
+        return max(0.0, 1.0 - self.done / self.wanted) if self.wanted else 0.0
 
     @property
     def each_ns(self) -> float:
@@ -233,6 +234,8 @@ class DropCompute(Generic[T]):
             self._take(decision)
 
     def _take(self, decision: Decision) -> None:
+        if decision.measures and self._is_timing:
+            return
         self._threshold, self._is_timing = decision.threshold, decision.measures
         self._since, self._window, self._first = _Sums(), _Sums(), _Sums()
         self._forget_times()
@@ -291,6 +294,8 @@ def drop_compute(
         raise UsageError(f"threshold={threshold!r}; allowed: 'auto', or a number of seconds above 0")
     _one_of("divide_by", divide_by, ("computed", "all"))
     _one_of("compensation", compensation, ("none", "larger-batch", "keep"))
+    if divide_by == "all" and isinstance(worker, LocalOptimizer):
+        raise UsageError("divide_by='all' with inner steps; allowed: 'computed', as a movement has no divisor")
     if isinstance(batches, torch.utils.data.DataLoader):
         raise UsageError("batches=a DataLoader, which begins anew at each step; allowed: iter(loader), made once")
     settings = micro_batches, threshold_s, divide_by, compensation

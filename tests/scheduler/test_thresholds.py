@@ -39,7 +39,7 @@ def test_all_are_told_the_same_once_all_have_spoken() -> None:
 
 def test_no_threshold_is_set_where_none_is_worth_it() -> None:
     told = tell(Thresholds("net"), timed("a", *EVEN), timed("b", *EVEN))
-    assert [(one.tau_ns, one.reason) for one in told] == [(0, "no threshold is worth it")] * 2
+    assert [(one.tau_ns, one.reason) for one in told] == [(0, "none, as none is worth it")] * 2
 
 
 def test_a_worker_that_is_gone_is_not_waited_for() -> None:
@@ -48,10 +48,20 @@ def test_a_worker_that_is_gone_is_not_waited_for() -> None:
     assert [one.to for one in tell(thresholds, timed("b", *EVEN))] == ["a", "b"]
 
 
-def test_a_worker_says_it_again_and_the_last_counts() -> None:
+def test_who_says_it_again_waits_for_workers_that_are_told_to_time_their_steps_and_its_last_times_count() -> None:
     thresholds = Thresholds("net")
-    told = tell(thresholds, timed("a", *UNEVEN), timed("a", *EVEN), timed("b", *EVEN))
-    assert [one.tau_ns for one in told] == [0, 0]
+    told = tell(thresholds, timed("a", *UNEVEN), timed("a", *EVEN))
+    assert [(one.to, one.measures) for one in told] == [("b", True)]
+    assert "a waits for what their steps take" in told[0].reason
+    assert [one.tau_ns for one in tell(thresholds, timed("b", *EVEN))] == [0, 0]
+
+
+def test_who_joins_later_is_told_what_the_others_have() -> None:
+    thresholds = Thresholds("net")
+    told = tell(thresholds, timed("a", *EVEN), timed("b", *UNEVEN))
+    late = tell(thresholds, timed("c", *EVEN), workers="abc")
+    assert [(one.to, one.tau_ns, one.speedup) for one in late] == [("c", told[0].tau_ns, told[0].speedup)]
+    assert thresholds.words == told[0].reason
 
 
 def test_steps_are_timed_anew_when_one_worker_has_changed() -> None:
