@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlfabric.network import Network
@@ -71,6 +71,7 @@ class TestEveryPlanChecksItself:
 
 @settings(max_examples=200)
 @given(seed=st.integers(0, 2**32))
+@example(seed=681728)
 def test_no_stream_could_start_a_nanosecond_earlier(seed: int) -> None:
     """What a stream sends on has come by then, less a chunk: a stream that starts earlier is refused."""
     kinds = ["tame", "narrow", "narrow", "even"]
@@ -89,7 +90,7 @@ def test_no_stream_could_start_a_nanosecond_earlier(seed: int) -> None:
             continue  # others were given that time, or some of it, after this one was planned
         arrive_ns = sooner.end_ns + free.latency_ns(stream.path)
         early = with_transfer(found, i, ready_ns=0, profile=sooner, arrive_ns=arrive_ns)
-        with pytest.raises(AssertionError, match=r"it has sent more than has arrived|ready at"):
+        with pytest.raises(AssertionError, match=r"it has sent more than has arrived|ready at|is answered at"):
             early.validate(fabric.network)
 
 

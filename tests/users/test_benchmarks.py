@@ -50,6 +50,11 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
     ),
     "data": Small(("rounds=1", "megabytes=1"), ("ratio_to_raw", "ratio_to_gloo", "peak_ratio", "tcp_gb_per_s")),
     "divergence": Small(("elements=2", "rounds=1"), ("least_ratio", "gamma_0.9.alignment_0.1/lead_600")),
+    "dropcompute": Small(
+        ("only=virtual,even", "trials=1", "steps=30", "workers=4", "real_steps=45"),
+        ("virtual/predicted", "even/dropped"),
+        marks=LONG,
+    ),
     "eager": Small(
         ("only=hyperplane,digits,text", "steps=2", "workers=2"),
         ("hyperplane/200_ms/times", "digits/majority_in_time_share", "text/judged_difference"),
