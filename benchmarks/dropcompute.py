@@ -27,7 +27,7 @@ from benchmarks.processes import scheduler_process
 from benchmarks.skew import sleep_until
 from benchmarks.testbed.cpu import CpuMeter
 from mlfabric.errors import UsageError
-from mlfabric.methods.drop_compute import NO_THRESHOLD, Timings, best_threshold
+from mlfabric.methods.drop_compute import NO_THRESHOLD, Timings, begun_before, best_threshold
 
 __all__ = ["run"]
 
@@ -92,7 +92,7 @@ def _noise(draw: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 RATIO_WORKERS, RATIO_BASE_S, RATIO_STEPS = 700, 0.45, 2_000
 """The paper does not say how many workers its table is of, nor what a micro-batch takes without noise. With these two
 numbers all ten ratios come out."""
-NOISE_MEAN_S, LEAST_VARIANCE = 0.225, 0.05
+NOISE_MEAN_S = 0.225
 PAPER_RATIOS = {
     "lognormal 0.05": 1.496,
     "normal 0.05": 1.302,
@@ -184,8 +184,7 @@ def _trained(computed_s: np.ndarray, rest_s: float, tau_s: float, seed: int) -> 
     images, labels = example.training
     draw = torch.Generator().manual_seed(seed)
     for step, times_s in enumerate(computed_s):
-        ends_s = times_s.cumsum(axis=1)
-        begun = (ends_s - times_s) < (tau_s if step >= TIMED_STEPS else NO_THRESHOLD)
+        begun, ends_s = begun_before(tau_s if step >= TIMED_STEPS else NO_THRESHOLD, times_s)
         at_s += float(np.where(begun, ends_s, 0.0).max()) + rest_s
         done = int(begun.sum())
         chosen = torch.randint(len(labels), (done * SAMPLES,), generator=draw)

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
     from mlfabric.worker_daemon.register import register_as_worker, wrap
     from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
-    from mlfabric.worker_daemon.round_steps import RoundOutcome
     from mlfabric.worker_daemon.sampler import FabricSampler
+    from mlfabric.worker_daemon.step_roles import RoundOutcome
     from mlfabric.worker_daemon.worker import PushHandle, Worker
 
 __all__ = [
@@ -106,7 +106,7 @@ _LAZY = {
     "ReplicaServer": "mlfabric.server.replica_register",
     "ReduceHandle": "mlfabric.worker_daemon.reduce_tensors",
     "RoundOptimizer": "mlfabric.worker_daemon.round_optimizer",
-    "RoundOutcome": "mlfabric.worker_daemon.round_steps",
+    "RoundOutcome": "mlfabric.worker_daemon.step_roles",
     "Server": "mlfabric.server.register",
     "ServerOptions": "mlfabric.server.service",
     "Worker": "mlfabric.worker_daemon.worker",

@@ -43,13 +43,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ASKED = (
-    *(status_command, plan_command, simulate_command, advise_command, mixing_command),
-    *(record_command, fuzz_command),
-)
 for part in (
     up_command,
-    *ASKED,
+    status_command,
+    plan_command,
+    simulate_command,
+    advise_command,
+    mixing_command,
+    record_command,
+    fuzz_command,
     certs_command,
     bench_command,
     paper_command,

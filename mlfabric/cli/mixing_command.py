@@ -13,7 +13,7 @@ from mlfabric.errors import UsageError
 
 __all__ = ["add_to"]
 
-_MOST_WORKERS, _MOST_ITERATIONS = 1_024, 10_000
+_MOST_WORKERS, _MOST_ITERATIONS = 1_024, 1_000
 _DPI = 120
 
 

@@ -103,9 +103,9 @@ def _run(cluster: Cluster, picture: Path | None, picture_s: float, shows: bool) 
 
 def _drop(cluster: Cluster, micro_batches: int, shows: bool) -> dict[str, object]:
     """Say what DropCompute would bring."""
-    from mlfabric.twin.dropping import foretell_dropping
+    from mlfabric.twin.dropping import predict_dropping
 
-    found = foretell_dropping(cluster, micro_batches)
+    found = predict_dropping(cluster, micro_batches)
     if shows:
         workers, by_formula = len(cluster.workers), found.slowest_by_formula_s
         print(f"{workers} workers, {cluster.iterations} steps of {micro_batches} micro-batches")

@@ -15,7 +15,8 @@ from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Layout, Method, ModelSpec, TensorSpec
 from mlfabric.worker_daemon.attempts import padded_bytes
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
-from mlfabric.worker_daemon.round_steps import Offered, RoundOutcome, RoundSteps
+from mlfabric.worker_daemon.round_steps import RoundSteps
+from mlfabric.worker_daemon.step_roles import Offered, RoundOutcome
 
 __all__ = ["PredictedJob", "StepEnd"]
 

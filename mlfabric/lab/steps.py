@@ -30,7 +30,8 @@ from mlfabric.worker_daemon.contributions import Contribution
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
-from mlfabric.worker_daemon.round_steps import Offered, RoundOutcome, RoundSteps
+from mlfabric.worker_daemon.round_steps import RoundSteps
+from mlfabric.worker_daemon.step_roles import Offered, RoundOutcome
 
 __all__ = ["StepJob"]
 

@@ -24,6 +24,7 @@ __all__ = [
     "UNLIMITED",
     "Threshold",
     "Timings",
+    "begun_before",
     "best_threshold",
     "expected_completed",
     "expected_slowest_s",
@@ -32,7 +33,9 @@ __all__ = [
 ]
 
 NO_THRESHOLD = math.inf
-CANDIDATES = 200
+CANDIDATES, FEWEST_CANDIDATES = 200, 20
+MOST_TIMES, MOST_LOOKED_AT = 200_000, 4_000_000
+"""Of so many times at most a threshold is chosen, and of more times fewer are tried: a scheduler waits for it."""
 WORTH_IT = 1.01
 """A threshold that brings less is not set: without variance there is nothing to gain, and micro-batches to lose."""
 
@@ -85,15 +88,24 @@ class Threshold:
 UNLIMITED = Threshold(tau_s=NO_THRESHOLD, speedup=1.0, dropped=0.0)
 
 
+def begun_before(tau_s: float, computed_s: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Return which micro-batches are begun under a threshold, and when each ends.
+
+    Args:
+        tau_s: > 0.
+        computed_s: what each takes, those of a step along the last axis.
+    """
+    ends_s = computed_s.cumsum(axis=-1)
+    return ends_s - computed_s < tau_s, ends_s
+
+
 def speedup_at(timings: Timings, tau_s: float) -> Threshold:
     """Return what a threshold would have done to these steps (section 4.4, equation 6).
 
     Args:
         tau_s: > 0.
     """
-    ends_s = timings.computed_s.cumsum(axis=2)
-    begins_s = ends_s - timings.computed_s
-    begun = begins_s < tau_s
+    begun, ends_s = begun_before(tau_s, timings.computed_s)
     whole_s = ends_s[:, :, -1].max(axis=1) + timings.rest_s
     took_s = np.where(begun, ends_s, 0.0).max(axis=(1, 2)) + timings.rest_s
     completed = begun.mean(axis=(1, 2))
@@ -102,17 +114,19 @@ def speedup_at(timings: Timings, tau_s: float) -> Threshold:
     )
 
 
-def best_threshold(timings: Timings, candidates: int = CANDIDATES) -> Threshold:
+def best_threshold(timings: Timings) -> Threshold:
     """Return the threshold with the greatest effective speed-up; none if that is not worth it (algorithm 2).
 
-    Args:
-        candidates: how many are tried, evenly from where the first worker has half of its micro-batches up to where
-            nothing is dropped; at least 1.
+    Up to ``CANDIDATES`` are tried, evenly from where the first worker has half of its micro-batches up to where nothing
+    is dropped. Of very many times the last steps' count.
     """
-    ends_s = timings.computed_s.cumsum(axis=2)
+    steps = max(1, MOST_TIMES // timings.computed_s[0].size)
+    last = Timings(computed_s=timings.computed_s[-steps:], rest_s=timings.rest_s[-steps:])
+    ends_s = last.computed_s.cumsum(axis=2)
     half = max(0, ends_s.shape[2] // 2 - 1)
+    candidates = max(FEWEST_CANDIDATES, min(CANDIDATES, MOST_LOOKED_AT // ends_s.size))
     tried_s = np.linspace(ends_s[:, :, half].min(), ends_s[:, :, -1].max(), candidates)
-    best = max((speedup_at(timings, float(tau_s)) for tau_s in tried_s), key=lambda one: (one.speedup, one.tau_s))
+    best = max((speedup_at(last, float(tau_s)) for tau_s in tried_s), key=lambda one: (one.speedup, one.tau_s))
     return best if best.speedup >= WORTH_IT else UNLIMITED
 
 

@@ -22,7 +22,7 @@ from mlfabric.twin.cluster import Cluster
 from mlfabric.twin.draws import ComputeTimes
 from mlfabric.values import dataclass
 
-__all__ = ["Dropping", "foretell_dropping"]
+__all__ = ["Dropping", "predict_dropping"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Dropping:
     by_formula: Threshold
 
 
-def foretell_dropping(cluster: Cluster, micro_batches: int) -> Dropping:
+def predict_dropping(cluster: Cluster, micro_batches: int) -> Dropping:
     """Draw the cluster's steps, and find the threshold.
 
     Args:

@@ -20,7 +20,8 @@ from mlfabric.errors import UsageError
 from mlfabric.worker_daemon.attempts import GradientGrowth
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.rest_of_backward import EarlyOffers
-from mlfabric.worker_daemon.round_steps import NOT_FINITE, Offered
+from mlfabric.worker_daemon.round_steps import NOT_FINITE
+from mlfabric.worker_daemon.step_roles import Offered
 from mlfabric.worker_daemon.thread import ThreadDaemon
 
 __all__ = ["EarlyGradients"]

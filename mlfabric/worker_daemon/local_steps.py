@@ -20,7 +20,7 @@ from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
-from mlfabric.worker_daemon.round_steps import RoundOutcome, RoundTally
+from mlfabric.worker_daemon.step_roles import RoundOutcome, RoundTally
 from mlfabric.worker_daemon.taken_over import TakenOver
 
 __all__ = ["DILOCO_LR", "DILOCO_MOMENTUM", "INNER_STEPS", "LocalOptimizer", "OuterModel", "OuterStep"]
@@ -110,6 +110,7 @@ class LocalOptimizer(TakenOver):
         self._outer, self._inner_steps = outer, inner_steps
         self._made = self._weight = 0
         """How many inner steps were made since the last round, and what they weigh."""
+        self._next_weight = 1
         outer.hand_over()
 
     @property
@@ -141,9 +142,9 @@ class LocalOptimizer(TakenOver):
         """Say how much the next inner step counts in the mean of a round, as by its samples or tokens; 1 unless said.
 
         Args:
-            weight: >= 0.
+            weight: >= 1.
         """
-        self._weight += integer_of("weight", weight, least=0, most=MOST_COUNTED) - 1
+        self._next_weight = integer_of("weight", weight, least=1, most=MOST_COUNTED)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make an inner step; after enough of them offer the movement, and go on from the outer model.
@@ -155,7 +156,7 @@ class LocalOptimizer(TakenOver):
             FabricClosedError: the worker has left the fabric.
         """
         loss = self._taken_over.step(closure)
-        self._made, self._weight = self._made + 1, self._weight + 1
+        self._made, self._weight, self._next_weight = self._made + 1, self._weight + self._next_weight, 1
         if self._made >= self._inner_steps:
             self.meet()
         return loss
@@ -164,8 +165,7 @@ class LocalOptimizer(TakenOver):
         """Offer the movement now, if an inner step was made since the last round; go on from the outer model."""
         if not self._made:
             return
-        weight = max(1, self._weight)
-        self._made = self._weight = 0
+        weight, self._made, self._weight = self._weight, 0, 0
         self._outer.take_movement(weight)
         self.rounds.weigh(weight)
         self.rounds.step()

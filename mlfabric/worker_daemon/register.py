@@ -291,24 +291,19 @@ def wrap(
         scheduler=scheduler,
         settings=settings,
     )
-    given: dict[str, Any] = {
-        "at_least": at_least,
-        "quorum": quorum,
-        "full_every": full_every,
-        "momentum_at": momentum_at,
-    }
-    given |= {"overlap": overlap, "slack": slack, "servers": servers, "wait": wait, "tau_max": tau_max}
-    given |= {"inner_steps": inner_steps, "outer": outer}
+    given: dict[str, Any] = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "wait": wait}
+    given |= {"momentum_at": momentum_at, "slack": slack, "servers": servers, "tau_max": tau_max}
+    given |= {"inner_steps": inner_steps, "outer": outer, "overlap": overlap}
     options = round_options(how.method, given)
-    if how.method.has_inner_steps and options is not None:
-        shared = OuterModel(model, optimizer, how.method, outer)
-        rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=True)
-        return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
-    if options is not None:
+    if options is None:
+        placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
+        rule, shaping = steps_of(optimizer, model, placed)
+        return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
+    if not how.method.has_inner_steps:
         return _in_rounds(optimizer, model, how, options, waits=wait is not False)
-    placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
-    rule, shaping = steps_of(optimizer, model, placed)
-    return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
+    shared = OuterModel(model, optimizer, how.method, outer)
+    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=True)
+    return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
 
 
 def _in_rounds(

@@ -24,7 +24,8 @@ from mlfabric.worker_daemon.early_gradients import EarlyGradients
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.group_rates import rates_of
 from mlfabric.worker_daemon.round_inbox import RoundInbox
-from mlfabric.worker_daemon.round_steps import Offered, RoundOutcome, RoundSteps, RoundTally, at_once
+from mlfabric.worker_daemon.round_steps import RoundSteps, at_once
+from mlfabric.worker_daemon.step_roles import Offered, RoundOutcome, RoundTally
 from mlfabric.worker_daemon.taken_over import TakenOver
 from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.trained_model import ThreadWaits, TrainedModel

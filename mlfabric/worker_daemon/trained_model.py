@@ -10,8 +10,8 @@ import torch
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
 from mlfabric.worker_daemon.group_rates import rates_of, with_rates
 from mlfabric.worker_daemon.round_inbox import RoundResult
-from mlfabric.worker_daemon.round_steps import Answer, Offered, RoundOutcome
 from mlfabric.worker_daemon.state_image import read_state, write_state
+from mlfabric.worker_daemon.step_roles import Answer, Offered, RoundOutcome
 
 __all__ = ["ThreadWaits", "TrainedModel"]
 

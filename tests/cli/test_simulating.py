@@ -75,6 +75,39 @@ def test_json_on_stdout_is_nothing_but_json(small: Path):
     assert rows[-2]["formula_s"] == pytest.approx(rows[-2]["iteration_s"]["mean"], rel=0.05)
 
 
+def test_what_a_threshold_would_bring(tmp_path: Path):
+    file = tmp_path / "found.json"
+    shown = run(FOLDER / "measured.toml", "--dropcompute", 12, "--json", file)
+    found = json.loads(file.read_text())
+
+    assert shown.exit_code == 0, shown.output
+    assert "16 workers, 100 steps of 12 micro-batches" in shown.stdout
+    assert found["best"]["speedup"] > 1.3, "one worker is twice as slow as the others"
+    assert 0 < found["best"]["dropped"] < 0.1
+    assert found["best"]["tau_s"] < found["slowest_s"]
+
+
+def test_without_variance_no_threshold_is_worth_it(small: Path):
+    found = json.loads(run(small, "--dropcompute", 4, "--json", "-").stdout)
+
+    assert found["best"] == {"tau_s": None, "speedup": 1.0, "dropped": 0.0}
+    assert "no threshold is worth it" in run(small, "--dropcompute", 4).stdout
+
+
+def test_a_threshold_is_asked_for_alone(small: Path):
+    result = run(small, "--dropcompute", 4, "--compare")
+
+    assert isinstance(result.exception, UsageError)
+    assert str(result.exception) == "--dropcompute with --compare or --picture; allowed: alone"
+
+
+def test_a_method_with_inner_steps_is_not_simulated(tmp_path: Path):
+    file = tmp_path / "inner.toml"
+    file.write_text(SMALL.replace("[run]", 'method = "diloco"\n[run]'))
+    with pytest.raises(ConfigError, match=r"method = 'diloco'; allowed: .*elastic"):
+        read_cluster(file)
+
+
 def test_a_comparison_is_a_table_of_all_ways(small: Path):
     shown = run(small, "--compare").stdout
 

@@ -92,7 +92,8 @@ def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
     def work(rank: int, worker: Any) -> None:
         for step in range(INNER):
             gradients(models[rank], 100 * rank + step)
-            worker.weigh(weigh[rank])
+            worker.weigh(99)
+            worker.weigh(weigh[rank])  # the last word counts
             worker.step()
 
     with team(models, method="local-sgd") as workers:

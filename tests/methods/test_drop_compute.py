@@ -63,6 +63,19 @@ def test_the_best_threshold_is_at_least_as_good_as_any() -> None:
     assert all(speedup_at(timings, tau).speedup <= best.speedup + 0.01 for tau in np.linspace(6, 20, 57))
 
 
+def test_of_very_many_times_the_last_steps_count_and_fewer_thresholds_are_tried() -> None:
+    """A scheduler waits for it: 1,000 workers with 100 micro-batches each must not hold it up for seconds."""
+    rng, workers, micro_batches = np.random.default_rng(0), 1_000, 100
+    even, uneven = (
+        np.ones((3, workers, micro_batches)),
+        np.maximum(0.01, rng.normal(1, 0.5, (2, workers, micro_batches))),
+    )
+    timings = Timings(computed_s=np.concatenate((even, uneven)), rest_s=np.ones(5))
+    last = Timings(computed_s=uneven, rest_s=np.ones(2))
+    assert best_threshold(timings) == best_threshold(last)
+    assert best_threshold(last).speedup > 1.05
+
+
 def test_without_variance_there_is_no_threshold() -> None:
     assert best_threshold(drawn(0.0)) is UNLIMITED
     assert best_threshold(drawn(0.001)) is UNLIMITED

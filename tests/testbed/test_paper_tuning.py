@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.testbed.catalogue import MomentumAt
 from benchmarks.testbed.spec import Commits
-from benchmarks.testbed.tuning import Effort, Setting, Tried, Tuning, search, train
+from benchmarks.testbed.tuning import Effort, Inner, Setting, Tried, Tuning, search, train
 from benchmarks.testbed.workload import WorkloadSpec
 from tests.testbed.digits import needs_digits
 
@@ -36,6 +36,26 @@ def test_without_momentum_simultaneous_gradients_make_a_synchronous_step(workloa
     found = train(workload, setting, together, workers=3, iterations=3)
 
     assert found.accuracy == pytest.approx(train(workload, setting, None, workers=3, iterations=3).accuracy, abs=0.002)
+
+
+def test_a_mean_of_one_inner_step_each_is_a_synchronous_step(workload):
+    setting = Setting(learning_rate=0.1, momentum=0.0)
+
+    found = train(workload, setting, None, workers=3, iterations=4, inner=Inner(steps=1))
+
+    assert found.accuracy == pytest.approx(train(workload, setting, None, workers=3, iterations=4).accuracy, abs=0.002)
+    assert found.gradients == (0, 3, 6, 9, 12)
+
+
+def test_more_inner_steps_are_more_gradients_for_each_round(workload):
+    setting = Setting(learning_rate=0.1, momentum=0.5)
+
+    found = train(
+        workload, setting, None, workers=3, iterations=8, inner=Inner(steps=4, learning_rate=0.7, momentum=0.9)
+    )
+
+    assert found.gradients == (0, 12, 24)
+    assert found.accuracy[-1] > found.accuracy[0]
 
 
 def test_delay_changes_what_is_learnt(workload):
