@@ -1,7 +1,7 @@
 """DropCompute: a worker stops to compute when a threshold has passed, and joins the step with what it has. Pure.
 
 A worker's batch is cut into micro-batches. It begins the next one while less than the threshold, tau, has passed since
-the step began (``papers``: DropCompute, algorithm 1). tau is chosen from what steps have taken (algorithm 2): the one
+the step began (Giladi et al., 2023, algorithm 1). tau is chosen from what steps have taken (algorithm 2): the one
 with the greatest *effective speed-up*, which counts a micro-batch that is dropped as lost time.
 
 The rule by which tau is chosen is the rule by which it is enforced, micro-batch by micro-batch, on the same clock. The
