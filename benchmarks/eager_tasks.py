@@ -101,7 +101,7 @@ class Digits:
         found = load_digits()
         images, labels = torch.from_numpy(found.data / 16).float(), torch.from_numpy(found.target).long()
         tests = torch.arange(len(labels)) % 5 == 4
-        self.training, self._test = (images[~tests], labels[~tests]), (images[tests], labels[tests])
+        self.training, self.held_out = (images[~tests], labels[~tests]), (images[tests], labels[tests])
         self._seed = seed
         torch.manual_seed(seed)
         self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -114,7 +114,7 @@ class Digits:
 
     def judged(self) -> float:
         """Return the accuracy on the test images."""
-        images, labels = self._test
+        images, labels = self.held_out
         with torch.no_grad():
             return 100.0 * float((self.model(images).argmax(1) == labels).float().mean())
 

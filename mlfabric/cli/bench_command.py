@@ -26,6 +26,7 @@ MEASURED = {
     "accuracy": "Accuracy through a fabric against one process.",
     "eager": "Partial rounds: latency beside MPI, and training with delays.",
     "dropcompute": "Compute thresholds: time to the same loss, predicted and realised.",
+    "gossip": "Averaging models with neighbours: mixing, epochs, a slow worker.",
     "divergence": "How far a replica's model may be behind, and is.",
     "fabric": "A whole fabric: methods, ingress, replica.",
     "optimality": "How far plans are from the best ones.",

@@ -49,7 +49,7 @@ def _cluster(whole: Fields, folder: Path) -> Cluster:
         latency_s=fabric.time_ns("latency_ms", 1e3 * usual.latency_s) / 1e9,
         compute=compute,
         model_bytes=fabric.size_bytes("model", str(usual.model_bytes)),
-        method=fabric.choice("method", usual.method, [method for method in Method if not method.has_inner_steps]),
+        method=fabric.choice("method", usual.method, [m for m in Method if not m.has_inner_steps and not m.is_gossip]),
         aggregators=_aggregators(fabric, [worker.name for worker in usual.workers]),
         most_updates=fabric.whole("most_updates", usual.most_updates),
         batch_window_s=fabric.time_ns("batch_window_ms", 1e3 * usual.batch_window_s) / 1e9,

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from mlfabric.lab.collective import AllReduceJob
 from mlfabric.lab.fabric import Fabric, FabricConfig
+from mlfabric.lab.gossip import GossipJob
 from mlfabric.lab.steps import StepJob
 from mlfabric.lab.storm import Storm
-from mlfabric.model.round_options import QUORUMS, RoundOptions
+from mlfabric.model.round_options import MIXINGS, QUORUMS, RoundOptions
 from mlfabric.model.specs import Method
 
 __all__ = ["Run", "drawn", "play"]
@@ -20,8 +21,10 @@ ROWS = (2, 4, 16, 64, 400)
 """Of 256 bytes: sent straight, along trees, in rings and in stripes; and some longer than what comes unasked."""
 MANY_ROWS = 16
 """Rounds of so many take many callbacks: with longer steps there are as many faults in a storm as with few."""
+GOSSIP = 0.25
+"""In this share of the runs workers have models of their own, and in half of those they agree now and then."""
 STEPS = 0.5
-"""In this share of the runs workers apply rounds by themselves; in the others they call AllReduce."""
+"""In this share of the others workers apply rounds by themselves; in the others they call AllReduce."""
 OVERLAP = 0.5
 """In this share of those, gradients are offered while backward makes them."""
 WAITS = 0.5
@@ -43,7 +46,7 @@ class Run:
         events: a storm is over after so many callbacks of the event loop, or when its time is.
         method: how rounds are made.
         rounds: their options, where workers apply them by themselves; None for a job that calls AllReduce.
-        overlap: in such rounds gradients are offered while backward makes them.
+        overlap: in such rounds gradients are offered while backward makes them; in gossip, workers agree now and then.
         waits: steps wait until it is known what becomes of their gradients; always with overlap.
     """
 
@@ -66,7 +69,11 @@ def drawn(seed: int, events: int) -> Run:
     least_s = draw.choice((0.02, 0.1)) if rows < MANY_ROWS else 0.2
     workers, longest_s, gap_s = draw.randint(2, 5), draw.choice((1.5, 5.0)) * least_s, draw.choice((0.3, 0.8, 2.0))
     method, rounds, overlap = Method.ALL_REDUCE, None, False
-    if draw.random() < STEPS:
+    gossip = random.Random(f"gossip {seed}")
+    if gossip.random() < GOSSIP:
+        method, rounds = gossip.choice([method for method in Method if method.is_gossip]), _options(gossip)
+        overlap = gossip.random() < OVERLAP
+    elif draw.random() < STEPS:
         method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
         overlap = draw.random() < OVERLAP
     return Run(
@@ -89,12 +96,23 @@ def _options(draw: random.Random) -> RoundOptions:
         at_least=draw.choice((0.3, 0.5, 1.0)),
         quorum=draw.choice((*QUORUMS, "2")),
         full_every=draw.randint(1, 8),
+        average_every=draw.choice((0, 0, 3)),
+        mixing=draw.choice(MIXINGS),
     )
 
 
-def _job_of(run: Run) -> AllReduceJob | StepJob:
+def _job_of(run: Run) -> AllReduceJob | StepJob | GossipJob:
     if run.rounds is None:
         return AllReduceJob(rows=run.rows, compute_s=run.compute_s, workers=run.workers)
+    if run.method.is_gossip:
+        return GossipJob(
+            method=run.method,
+            rounds=run.rounds,
+            rows=run.rows,
+            compute_s=run.compute_s,
+            workers=run.workers,
+            agrees=run.overlap,
+        )
     return StepJob(
         method=run.method,
         rounds=run.rounds,
@@ -106,7 +124,7 @@ def _job_of(run: Run) -> AllReduceJob | StepJob:
     )
 
 
-def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob | StepJob, Storm]:
+def play(run: Run, story_lines: int | None = None) -> tuple[Fabric, AllReduceJob | StepJob | GossipJob, Storm]:
     """Play a run to its end.
 
     Raises:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from mlfabric.methods.asynchronous import Asynchronous
 from mlfabric.methods.clocks import Clocks
 from mlfabric.methods.elastic import Elastic
+from mlfabric.methods.gossip import Gossip
 from mlfabric.methods.partial import Partial
 from mlfabric.methods.policy import Policy, Standing
 from mlfabric.methods.round_rule import Late, Readiness, RoundRule
@@ -28,6 +29,10 @@ _ROUND_RULES: Mapping[Method, Callable[[ModelSpec], RoundRule]] = {
     Method.ELASTIC: Elastic,
     Method.LOCAL_SGD: Elastic,
     Method.DILOCO: Elastic,
+    Method.DPSGD: Gossip,
+    Method.RAND: Gossip,
+    Method.D1D: Gossip,
+    Method.ADPSGD: Gossip,
 }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from mlfabric.methods.byte_trees import Trees
@@ -51,6 +51,7 @@ class Shaped:
         trees: over all bytes, each byte in one; none of an empty tensor.
         transfers: what is to be reserved for them.
         without_stripes: they might have been used, but for not being allowed.
+        summed: by worker, of how many contributions its result is the sum, if not all get the sum of all.
     """
 
     shape: Shape
@@ -58,6 +59,7 @@ class Shaped:
     transfers: tuple[Reservation, ...]
     reason: str
     without_stripes: bool = False
+    summed: Mapping[str, int] = field(default_factory=dict)
 
 
 def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:

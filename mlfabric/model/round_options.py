@@ -5,13 +5,15 @@ from __future__ import annotations
 from mlfabric.errors import ConfigError
 from mlfabric.values import dataclass
 
-__all__ = ["MOST_KEPT", "QUORUMS", "RoundOptions"]
+__all__ = ["MIXINGS", "MOST_KEPT", "QUORUMS", "RoundOptions"]
 
+MIXINGS = ("ring", "exponential")
 QUORUMS = ("solo", "majority", "full", "auto")
 MOST_BETWEEN = 1_000
 MOST_KEPT = 8
 """partial: a worker with so many gradients that are in no round does not go on without the next one."""
 _MOST_TAU = 1_000
+_MOST_AVERAGED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,12 +28,17 @@ class RoundOptions:
             ``"majority"`` it begins when a worker has one that is drawn anew for each round; with ``"auto"`` when
             to wait for more would let fewer gradients be in rounds per second. Or a number.
         full_every: partial: after this many rounds without some, one waits for all, 1 to 1,000.
+        average_every: gossip: in each round whose number this divides, all workers come to the mean of all models; 0
+            for never.
+        mixing: dpsgd: who averages with whom; see ``methods.mixing``.
     """
 
     tau_max: int = 2
     at_least: float = 0.5
     quorum: str = "majority"
     full_every: int = 32
+    average_every: int = 0
+    mixing: str = "ring"
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau_max <= _MOST_TAU:
@@ -42,3 +49,8 @@ class RoundOptions:
             raise ConfigError(f"quorum={self.quorum!r}; allowed: {', '.join(QUORUMS)}, or a number from 1")
         if not 1 <= self.full_every <= MOST_BETWEEN:
             raise ConfigError(f"full_every={self.full_every}; allowed: 1 to {MOST_BETWEEN}")
+        if not 0 <= self.average_every <= _MOST_AVERAGED:
+            allowed = f"1 to {_MOST_AVERAGED} rounds, or 0 for never"
+            raise ConfigError(f"average_every={self.average_every}; allowed: {allowed}")
+        if self.mixing not in MIXINGS:
+            raise ConfigError(f"mixing={self.mixing!r}; allowed: {', '.join(MIXINGS)}")

@@ -75,6 +75,10 @@ class Method(Enum):
     ELASTIC = "elastic"
     LOCAL_SGD = "local-sgd"
     DILOCO = "diloco"
+    DPSGD = "dpsgd"
+    RAND = "rand"
+    D1D = "d1d"
+    ADPSGD = "adpsgd"
 
     @property
     def has_server(self) -> bool:
@@ -85,6 +89,11 @@ class Method(Enum):
     def has_inner_steps(self) -> bool:
         """Whether workers make several steps by themselves for each round."""
         return self in (Method.LOCAL_SGD, Method.DILOCO)
+
+    @property
+    def is_gossip(self) -> bool:
+        """Whether each worker has a model of its own, and averages it with others' ones."""
+        return self in (Method.DPSGD, Method.RAND, Method.D1D, Method.ADPSGD)
 
     @property
     def is_only_wrapped(self) -> bool:

@@ -47,6 +47,7 @@ class ReduceRequested:
         rates: learning rate and other settings of each parameter group, in the optimizer's order.
         withdrawn: why it is to be in no round, though it was offered before; "" if it may be.
         grows: it is offered while backward makes it.
+        for_all: it is to be in a round of all workers, once all of them have offered something that is.
     """
 
     reduce: ReduceId
@@ -63,6 +64,7 @@ class ReduceRequested:
     rates: tuple[float, ...] = ()
     withdrawn: str = ""
     grows: bool = False
+    for_all: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +190,11 @@ class Reduce(Told):
     """Take part in this attempt; an earlier one is void.
 
     Args:
-        reduce: what this worker contributes; None if it only receives the result.
+        reduce: what this worker contributes; None if it only receives the result, or, without parts, has none of it.
         workers: how many contribute.
         size_bytes, dtype: of the tensor.
         version: in rounds without a server, which version of the model the result makes.
-        weight: the sum of the contributions' weights.
+        weight: the sum of the weights of those contributions that the result is of.
         rates: the means of the contributions' settings of each parameter group.
         planned_ns: how long it is to take; 0 if nobody is to watch that.
     """

@@ -544,6 +544,7 @@ class ReduceRequested(_message.Message):
     WITHDRAWN_FIELD_NUMBER: _builtins.int
     GROWS_FIELD_NUMBER: _builtins.int
     WEIGHT_FIELD_NUMBER: _builtins.int
+    FOR_ALL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     size_bytes: _builtins.int
     dtype: _builtins.str
@@ -560,6 +561,8 @@ class ReduceRequested(_message.Message):
     """It is offered while backward makes it."""
     weight: _builtins.int
     """Of how many equal parts these gradients are the sum, as micro-batches or tokens; the mean divides by that."""
+    for_all: _builtins.bool
+    """It is to be in a round of all workers, and of nobody whose request does not say so."""
     @_builtins.property
     def reduce(self) -> _types_pb2.RequestId: ...
     @_builtins.property
@@ -591,10 +594,11 @@ class ReduceRequested(_message.Message):
         withdrawn: _builtins.str = ...,
         grows: _builtins.bool = ...,
         weight: _builtins.int = ...,
+        for_all: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "reduce", b"reduce", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "grows", b"grows", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "weight", b"weight", "withdrawn", b"withdrawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "computed_from", b"computed_from", "dtype", b"dtype", "for_all", b"for_all", "grows", b"grows", "model", b"model", "op", b"op", "rates", b"rates", "reduce", b"reduce", "settled", b"settled", "size_bytes", b"size_bytes", "together", b"together", "updates", b"updates", "weight", b"weight", "withdrawn", b"withdrawn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -119,6 +119,10 @@ class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueTy
     METHOD_ELASTIC: _Method.ValueType  # 6
     METHOD_LOCAL_SGD: _Method.ValueType  # 7
     METHOD_DILOCO: _Method.ValueType  # 8
+    METHOD_DPSGD: _Method.ValueType  # 9
+    METHOD_RAND: _Method.ValueType  # 10
+    METHOD_D1D: _Method.ValueType  # 11
+    METHOD_ADPSGD: _Method.ValueType  # 12
 
 class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
 
@@ -131,6 +135,10 @@ METHOD_PARTIAL: Method.ValueType  # 5
 METHOD_ELASTIC: Method.ValueType  # 6
 METHOD_LOCAL_SGD: Method.ValueType  # 7
 METHOD_DILOCO: Method.ValueType  # 8
+METHOD_DPSGD: Method.ValueType  # 9
+METHOD_RAND: Method.ValueType  # 10
+METHOD_D1D: Method.ValueType  # 11
+METHOD_ADPSGD: Method.ValueType  # 12
 Global___Method: _TypeAlias = Method  # noqa: Y015
 
 class _Resume:
@@ -383,6 +391,8 @@ class RoundOptions(_message.Message):
     AT_LEAST_FIELD_NUMBER: _builtins.int
     QUORUM_FIELD_NUMBER: _builtins.int
     FULL_EVERY_FIELD_NUMBER: _builtins.int
+    AVERAGE_EVERY_FIELD_NUMBER: _builtins.int
+    MIXING_FIELD_NUMBER: _builtins.int
     tau_max: _builtins.int
     """Elastic: how many rounds may be settled between the model that a gradient was computed from and its round."""
     at_least: _builtins.float
@@ -391,6 +401,10 @@ class RoundOptions(_message.Message):
     """Partial: solo, majority, full, or a number of workers."""
     full_every: _builtins.int
     """Partial: after so many rounds without some, one waits for all."""
+    average_every: _builtins.int
+    """Gossip: every so many rounds all workers come to the mean of all models; 0 means never."""
+    mixing: _builtins.str
+    """D-PSGD: who averages with whom: ring or exponential."""
     def __init__(
         self,
         *,
@@ -398,10 +412,12 @@ class RoundOptions(_message.Message):
         at_least: _builtins.float = ...,
         quorum: _builtins.str = ...,
         full_every: _builtins.int = ...,
+        average_every: _builtins.int = ...,
+        mixing: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "full_every", b"full_every", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "average_every", b"average_every", "full_every", b"full_every", "mixing", b"mixing", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

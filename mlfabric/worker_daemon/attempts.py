@@ -1,8 +1,9 @@
 """One worker's part in one attempt at a round: the bytes of all its edges. Decides nothing.
 
-For each range of the tensor there is a tree into a root and one out of it. Whoever has inputs adds them to its own
-tensor while they arrive, and sends on what all have been added to; the result leaves the root, and every worker that
-hands it on, while the rest of it is still being summed. So both directions of a link are busy at once.
+For each range of the tensor there is a tree into a root and one out of it; in gossip only trees into roots, one for
+each member, as each has a result of its own. Whoever has inputs adds them to its own tensor while they arrive, and
+sends on what all have been added to; the result leaves the root, and every worker that hands it on, while the rest of
+it is still being summed. So both directions of a link are busy at once.
 
 Each chunk is summed at one place, in one order, and handed on as it is: all workers get the same bits. The sums of a
 worker and the results that come back lie in one buffer: a byte of the result exists only after the same byte of the
@@ -153,11 +154,11 @@ class Attempt:
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
         own = self._own(part)
         is_root = part.source is None and bool(part.takers)
-        is_filled = growing is not None or len(own) > 1
+        is_filled = (growing is not None or len(own) > 1) and not (part.source is None and part.parent is not None)
         summed = self._sum(part, out) if part.inputs or is_root or (own and is_filled) else None
         relay = Relay(out, is_last=not part.takers) if part.source is not None else None
         result: Filling | None = relay or summed
-        if result is None:
+        if result is None and part.parent is None:
             _copy(own, out)
             return
         if summed is not None and part.inputs:
@@ -177,7 +178,7 @@ class Attempt:
         if part.source is not None and relay is not None and part.source.worker not in answered:
             group.create_task(self._fetch(part, part.source, relay))
         for taker in part.takers:
-            if taker.worker not in answered:
+            if taker.worker not in answered and result is not None:
                 group.create_task(self._hand_on(part, taker, result))
 
     def _own(self, part: ReducePart) -> list[memoryview]:

@@ -17,7 +17,7 @@ class Contribution:
     Args:
         buffers: its bytes, and where the result goes.
         together: how many workers begin together, >= 1.
-        op, computed_from, updates, weight, rates: see :class:`mlfabric.protocol.ReduceRequested`.
+        op, computed_from, updates, weight, rates, for_all: see :class:`mlfabric.protocol.ReduceRequested`.
     """
 
     buffers: ReduceBuffers
@@ -27,3 +27,4 @@ class Contribution:
     updates: int = 1
     weight: int = 1
     rates: tuple[float, ...] = ()
+    for_all: bool = False

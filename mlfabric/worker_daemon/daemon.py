@@ -213,6 +213,7 @@ class WorkerDaemon:
             weight=contribution.weight,
             rates=contribution.rates,
             grows=buffers.growth is not None,
+            for_all=contribution.for_all,
         )
         return self._reductions.reduce(request, buffers)
 

@@ -188,7 +188,7 @@ class Reductions:
             return self._open[plan.reduce].buffers
         assert self._inbox is not None, "only who applies rounds receives what it has not asked for"
         if self._received is None:
-            result = self._inbox.buffer(padded_bytes(plan.size_bytes))
+            result = self._inbox.buffer(padded_bytes(plan.size_bytes) if plan.parts else 0)
             self._received = ReduceBuffers(given=None, result=result, dtype=plan.dtype)
         return self._received
 

@@ -11,9 +11,10 @@ import torch
 from mlfabric.arguments import enum_of
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
-from mlfabric.model.round_options import RoundOptions
+from mlfabric.model.round_options import MOST_KEPT, RoundOptions
 from mlfabric.model.specs import Method, ModelSpec, MomentumAt, RuleSpec
 from mlfabric.worker_daemon.argument_types import check_arguments
+from mlfabric.worker_daemon.gossip_model import steps_kept
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
@@ -31,7 +32,22 @@ from mlfabric.worker_daemon.worker import Worker
 
 __all__ = ["register_as_worker", "wrap"]
 
-WithoutServer = Literal["all-reduce", "elastic", "partial", Method.ALL_REDUCE, Method.ELASTIC, Method.PARTIAL]
+WithoutServer = Literal[
+    "all-reduce",
+    "elastic",
+    "partial",
+    "dpsgd",
+    "rand",
+    "d1d",
+    "adpsgd",
+    Method.ALL_REDUCE,
+    Method.ELASTIC,
+    Method.PARTIAL,
+    Method.DPSGD,
+    Method.RAND,
+    Method.D1D,
+    Method.ADPSGD,
+]
 WithInnerSteps = Literal["local-sgd", "diloco", Method.LOCAL_SGD, Method.DILOCO]
 
 
@@ -167,6 +183,8 @@ class WrapOptions(TypedDict, total=False):
     at_least: float | None
     quorum: str | int | None
     full_every: int | None
+    average_every: int | None
+    mixing: str | None
     wait: bool | None
     inner_steps: int | None
     outer: OuterStep | None
@@ -215,6 +233,8 @@ def wrap(
     at_least: float | None = None,
     quorum: str | int | None = None,
     full_every: int | None = None,
+    average_every: int | None = None,
+    mixing: str | None = None,
     wait: bool | None = None,
     inner_steps: int | None = None,
     outer: OuterStep | None = None,
@@ -231,7 +251,8 @@ def wrap(
     With ``method="elastic"``, ``"partial"`` or ``"all-reduce"`` there is no server, and any torch optimizer will do
     that needs no closure: each ``step`` offers the gradients for a round, waits for it, and steps with the mean of that
     round's gradients, so all workers have the same weights. A worker that joins later has model and optimizer state
-    from another one. With the other methods ``step`` pushes to a server and gets the model; asynchronous, that overlaps
+    from another one. In gossip each worker steps a model of its own, and rounds average models while the next gradients
+    are computed. With the other methods ``step`` pushes to a server and gets the model; asynchronous, that overlaps
     with the next batch.
 
     Each step goes by what the parameter groups say at that moment: schedulers work, built on the optimizer that is
@@ -248,7 +269,10 @@ def wrap(
         method: ``"elastic"``: whoever is ready makes a round; a worker that is too slow to be worth waiting for joins a
             later one. ``"partial"``: a quorum makes a round; a gradient that misses it is added to its worker's next
             one. ``"all-reduce"``: everybody is in each round. ``"local-sgd"`` and ``"diloco"``: workers step by
-            themselves, and make elastic rounds of how far each has come. Else as for :func:`register_as_worker`.
+            themselves, and make elastic rounds of how far each has come. Gossip: ``"dpsgd"`` averages each worker's
+            model with those of its neighbours in a ring, ``"rand"`` in a ring that is drawn anew for each round,
+            ``"d1d"`` with all; each step waits for the round before. ``"adpsgd"`` averages pairs of whoever is ready,
+            and waits for nobody. Else as for :func:`register_as_worker`.
         tau_max: elastic, local-sgd, diloco: how many rounds may be settled between the model that a gradient was
             computed from and its own round, 2 unless given; a gradient beyond that is dropped. Else as for
             :func:`register_as_worker`.
@@ -257,6 +281,10 @@ def wrap(
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
+        average_every: gossip: in each round whose number this divides, all workers come to the mean of all models;
+            never unless given.
+        mixing: dpsgd: ``"ring"`` unless given; ``"exponential"``: each averages with the one that is 1, 2, 4, ...
+            places further on, in turn.
         wait: partial: whether ``step`` waits for the round that its gradient is in; yes unless given. If not, rounds
             are made while the worker computes, from weights that are at least one round older. Not with overlap.
         inner_steps: local-sgd, diloco: how many steps a worker makes by itself for each round, 32 unless given, >= 1.
@@ -293,6 +321,7 @@ def wrap(
     )
     given: dict[str, Any] = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "wait": wait}
     given |= {"momentum_at": momentum_at, "slack": slack, "servers": servers, "tau_max": tau_max}
+    given |= {"average_every": average_every, "mixing": mixing}
     given |= {"inner_steps": inner_steps, "outer": outer, "overlap": overlap}
     options = round_options(how.method, given)
     if options is None:
@@ -300,7 +329,7 @@ def wrap(
         rule, shaping = steps_of(optimizer, model, placed)
         return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
     if not how.method.has_inner_steps:
-        return _in_rounds(optimizer, model, how, options, waits=wait is not False)
+        return _in_rounds(optimizer, model, how, options, waits=wait is not False and not how.method.is_gossip)
     shared = OuterModel(model, optimizer, how.method, outer)
     rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=True)
     return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
@@ -333,7 +362,9 @@ def _in_rounds(
         together=together,
         passes_late=how.method is Method.PARTIAL,
         waits=waits,
+        most_kept=steps_kept(how.method) if how.method.is_gossip else MOST_KEPT,
         overlap=how.overlap,
+        gossips=how.method.is_gossip,
     )
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()

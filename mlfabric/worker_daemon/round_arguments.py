@@ -16,12 +16,15 @@ from mlfabric.model.specs import Method
 __all__ = ["check_steps_alone", "round_options"]
 
 _WITHOUT_WAITING = (Method.ELASTIC, Method.LOCAL_SGD, Method.DILOCO)
+_GOSSIP = tuple(method for method in Method if method.is_gossip)
 _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "at_least": _WITHOUT_WAITING,
     "tau_max": (*_WITHOUT_WAITING, Method.ASYNCHRONOUS),
     "quorum": (Method.PARTIAL,),
     "full_every": (Method.PARTIAL,),
     "wait": (Method.PARTIAL,),
+    "average_every": _GOSSIP,
+    "mixing": (Method.DPSGD,),
     "inner_steps": (Method.LOCAL_SGD, Method.DILOCO),
     "outer": (Method.DILOCO,),
 }
@@ -61,10 +64,14 @@ def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | No
         raise UsageError(
             "wait=False with overlap=True; allowed: one of them; without waiting, rounds overlap with computing"
         )
-    if method.has_inner_steps and given["overlap"]:
+    if (method.has_inner_steps or method.is_gossip) and given["overlap"]:
         raise UsageError(f"overlap=True with method {method.value}; allowed: with the other methods")
     if given["full_every"] is not None:
         chosen["full_every"] = integer_of("full_every", given["full_every"])
+    if given["average_every"] is not None:
+        chosen["average_every"] = integer_of("average_every", given["average_every"], least=1)
+    if given["mixing"] is not None:
+        chosen["mixing"] = str(given["mixing"])
     return RoundOptions(**chosen)
 
 

@@ -30,7 +30,7 @@ class RoundResult:
         workers: how many contributed.
         weight: the sum of their weights; see ``ReduceRequested``.
         rates: the means of their settings of each parameter group.
-        total: its bytes as they travelled, in memory of its own.
+        total: its bytes as they travelled, in memory of its own; none if this worker has no part of it (gossip).
         ranges: the ranges of bytes in which they travelled.
     """
 

@@ -1,7 +1,8 @@
 """An optimizer whose ``step`` takes part in rounds without a server.
 
 Each worker has the model and steps with its own torch optimizer, whichever that is: once for each settled round, with
-the mean of that round's gradients, in the rounds' order. So all workers have the same weights at the same version.
+the mean of that round's gradients, in the rounds' order. So all workers have the same weights at the same version. In
+gossip each worker steps a model of its own, and rounds average models (``gossip_model.py``).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from mlfabric.arguments import integer_of
 from mlfabric.errors import UsageError
+from mlfabric.model.round_options import MOST_KEPT
 from mlfabric.protocol import SetThreshold
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
@@ -22,6 +24,7 @@ from mlfabric.worker_daemon.attempts import GradientGrowth
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.early_gradients import EarlyGradients
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
+from mlfabric.worker_daemon.gossip_model import GossipModel
 from mlfabric.worker_daemon.group_rates import rates_of
 from mlfabric.worker_daemon.round_inbox import RoundInbox
 from mlfabric.worker_daemon.round_steps import RoundSteps, at_once
@@ -40,9 +43,10 @@ class RoundOptimizer(TakenOver):
         optimizer: steps the model; any of torch's that needs no closure.
         model: what is trained.
         start: joins the fabric: is given the inbox, returns the daemon.
-        together, passes_late: see ``RoundSteps``.
+        together, passes_late, most_kept: see ``RoundSteps``.
         waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
+        gossips: each worker has a model of its own, and rounds average these.
     """
 
     def __init__(
@@ -54,16 +58,22 @@ class RoundOptimizer(TakenOver):
         together: int,
         passes_late: bool,
         waits: bool,
-        overlap: bool,
+        most_kept: int = MOST_KEPT,
+        overlap: bool = False,
+        gossips: bool = False,
     ) -> None:
         super().__init__(optimizer)
         self._flat = FlatGradients([p for group in optimizer.param_groups for p in group["params"]], model)
-        self._steps = RoundSteps(
-            TrainedModel(optimizer, model, self._flat),
+        trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, self._flat)
+        self._gossips, self._put = gossips, trained.put
+        self._steps: RoundSteps[torch.Tensor] = RoundSteps(
+            trained,
             ThreadWaits(),
             together=together,
             passes_late=passes_late,
             waits_for_rounds=waits,
+            most_kept=most_kept,
+            may_miss=gossips,
             segments=SEGMENTS if overlap else 1,
         )
         self._left = False
@@ -106,6 +116,8 @@ class RoundOptimizer(TakenOver):
 
         Returns once the round is settled that these gradients are in, or they are known to be in none; see ``last``.
         If it is not to wait, it hands them over and returns; while earlier ones are on their way, they are added up.
+        In gossip it steps this worker's model, waits for the round before unless nobody is waited for, moves the model
+        by that round's mean, and hands it over for the next round.
 
         Raises:
             UsageError: no parameter has a gradient, or one has a sparse gradient; nothing was changed. With overlap
@@ -132,9 +144,6 @@ class RoundOptimizer(TakenOver):
             offered, is_finite = early
             at_once(self._steps.end_growing(offered, is_finite=is_finite))
 
-    def _put(self, gathered: torch.Tensor, fresh: bool) -> bool:
-        return self._flat.add_into(gathered, fresh=fresh)
-
     @property
     def overlaps(self) -> bool:
         """Whether gradients leave while backward makes the others."""
@@ -152,7 +161,7 @@ class RoundOptimizer(TakenOver):
     def weigh(self, weight: int) -> None:
         """Say of how many equal parts the next step's gradient is the sum, as micro-batches or tokens; 1 unless said.
 
-        The mean of a round divides by the sum of these.
+        The mean of a round divides by the sum of these; in gossip all models count the same.
 
         Args:
             weight: >= 1.
@@ -190,6 +199,23 @@ class RoundOptimizer(TakenOver):
         """Let gradients accumulate: what backward makes in this context stays here, with overlap, too."""
         with nullcontext() if self._early is None else self._early.accumulating():
             yield
+
+    # Gossip
+
+    def agree(self) -> None:
+        """Let this worker's model become the mean of all workers' models: to evaluate or save it, and at the end.
+
+        All workers call it, and may go on to train: it returns once all that are in the job have called it. Who has
+        left is not waited for.
+
+        Raises:
+            UsageError: the method is not gossip: all workers have the same model.
+            FabricClosedError: the worker has left the fabric.
+        """
+        if not self._gossips:
+            raise UsageError("agree with a method whose workers share one model; allowed: with gossip")
+        with torch.no_grad():
+            at_once(self._steps.agree())
 
     # Leaving
 

@@ -51,6 +51,9 @@ class RoundSteps(Generic[G]):
             grow (``partial``).
         waits_for_rounds: a step waits until it is known what becomes of its gradients; where gradients are offered
             while they grow it has to.
+        most_kept: where steps do not wait for rounds, so many gradients are added up while an earlier one is on its
+            way, before a step waits for that; 1 if each step waits for the round before.
+        may_miss: the model may have missed rounds, as it is the worker's own (gossip).
         segments: see ``RoundInbox``.
 
     Attributes:
@@ -72,10 +75,13 @@ class RoundSteps(Generic[G]):
         together: int,
         passes_late: bool,
         waits_for_rounds: bool,
+        most_kept: int = MOST_KEPT,
+        may_miss: bool = False,
         segments: int = 1,
     ) -> None:
         self._trained, self._waits = trained, waits
         self._together, self._passes_late, self._waits_for_rounds = together, passes_late, waits_for_rounds
+        self._most_kept, self._may_miss = most_kept, may_miss
         self.inbox = RoundInbox(together, self._copy_state, segments)
         self.inbox.news = waits.wake
         self.version = 0
@@ -152,7 +158,7 @@ class RoundSteps(Generic[G]):
             self._sent = self._offer(computed_from)
 
     def _may_add_to(self, sent: Offered[G]) -> bool:
-        return not sent.outcome.done() and sent.updates + self._count < MOST_KEPT
+        return not sent.outcome.done() and sent.updates + self._count < self._most_kept
 
     def _offer(self, computed_from: int, growth: GradientGrowth | None = None) -> Offered[G]:
         """Offer what is gathered, and gather in other memory from now on."""
@@ -163,7 +169,14 @@ class RoundSteps(Generic[G]):
         return self._give(gathered, updates, weight, computed_from, growth)
 
     def _give(
-        self, gathered: G, updates: int, weight: int, computed_from: int, growth: GradientGrowth | None = None
+        self,
+        gathered: G,
+        updates: int,
+        weight: int,
+        computed_from: int,
+        growth: GradientGrowth | None = None,
+        *,
+        for_all: bool = False,
     ) -> Offered[G]:
         trained = self._trained
         given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
@@ -174,8 +187,18 @@ class RoundSteps(Generic[G]):
             updates=updates,
             weight=weight,
             rates=trained.rates(),
+            for_all=for_all,
         )
         return Offered(gathered, computed_from, contribution, self._daemon.offer(contribution))
+
+    async def agree(self) -> None:
+        """Offer what is here for a round of all workers, and wait for that."""
+        await self._settle_sent()
+        await self._take_state()
+        updates, weight = self._take_gathered()
+        self._sent = self._give(self._gathered, max(1, updates), max(1, weight), self.version, for_all=True)
+        self._gathered, self._spare = self._spare, self._gathered
+        await self._settle_sent()
 
     async def _settle_sent(self) -> None:
         """Wait until it is known what becomes of what is on its way, if anything is, and apply what is settled."""
@@ -284,7 +307,7 @@ class RoundSteps(Generic[G]):
         self._daemon.applied(self.version)
 
     def _apply(self, result: RoundResult) -> None:
-        if result.version != self.version + 1:
+        if result.version != self.version + 1 and not self._may_miss:
             raise FabricError(f"round {result.version} came to a model of version {self.version}")
         with self._state_lock:
             with self.inbox.in_order(result) as total:

@@ -30,6 +30,10 @@ class TrainedModel:
         self._optimizer, self._model, self._flat = optimizer, model, flat
         self.size_bytes, self.dtype = flat.size_bytes, flat.dtype
 
+    def put(self, gathered: torch.Tensor, fresh: bool) -> bool:
+        """Put the present gradients into memory; see ``FlatGradients.add_into``."""
+        return self._flat.add_into(gathered, fresh=fresh)
+
     def empty(self) -> torch.Tensor:
         """Return memory for gradients."""
         return self._flat.empty()

@@ -36,6 +36,7 @@ def code_lines(name: str) -> list[str]:
         ("digits_stale.py", 4),
         ("digits_all_reduce.py", 5),
         ("digits_diloco.py", 4),
+        ("digits_gossip.py", 4),
         ("digits_dropcompute.py", 8),
     ],
 )
@@ -89,6 +90,7 @@ def test_two_workers_train_with_an_optimizer():
         "digits_stale.py",
         "digits_all_reduce.py",
         "digits_diloco.py",
+        "digits_gossip.py",
         "digits_dropcompute.py",
     ],
 )

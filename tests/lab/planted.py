@@ -13,12 +13,15 @@ import pytest
 
 from mlfabric import clock
 from mlfabric.channels.progress import ProgressOfPieces
+from mlfabric.methods.gossip import Neighbours
 from mlfabric.protocol import PassReduce, Reduce, ReduceSettled, RoundArrived
 from mlfabric.scheduler import runner
 from mlfabric.scheduler.members.membership import Membership
 from mlfabric.scheduler.rounds.model_states import ModelStates
 from mlfabric.scheduler.rounds.round_carrier import RoundCarrier
 from mlfabric.scheduler.rounds.round_table import Rounds
+from mlfabric.scheduler.rounds.running_round import RunningRound
+from mlfabric.scheduler.rounds.standings import Standings
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.actions import Request
@@ -28,7 +31,7 @@ from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.round_lines import RoundLines
 from mlfabric.worker_daemon.state_transfers import StateTransfers
 
-__all__ = ["BUGS", "STEP_BUGS"]
+__all__ = ["BUGS", "GOSSIP_BUGS", "STEP_BUGS"]
 
 Patch = pytest.MonkeyPatch
 
@@ -204,6 +207,28 @@ def withdrawn_gradient_is_carried_on(patch: Patch) -> None:
     patch.setattr(Reductions, "withdraw", withdraw)
 
 
+def everybody_pulls_from_one(patch: Patch) -> None:
+    """Workers average with the first one, who does not average with as many."""
+    patch.setattr(Neighbours, "groups", lambda self, workers, version: {w: sorted({w, workers[0]}) for w in workers})
+
+
+def mean_of_other_models(patch: Patch) -> None:
+    """A worker's sum counts as that of all models of the round."""
+    told = RunningRound.told
+    patch.setattr(RunningRound, "told", lambda self, worker: replace(told(self, worker), weight=len(self.members)))
+
+
+def agreement_of_some(patch: Patch) -> None:
+    """What is for a round of all is in the next round, whoever that has."""
+    patch.setattr(Standings, "heads", Standings.offers)
+
+
+GOSSIP_BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
+    everybody_pulls_from_one: (),
+    mean_of_other_models: (),
+    agreement_of_some: (),
+}
+"""In jobs whose workers have models of their own."""
 STEP_BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
     steps_settled_before_all_have_it: (5, 15, 19, 28),
     state_before_it_is_applied: (6, 9, 23, 24),
@@ -212,7 +237,7 @@ STEP_BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
     gradient_sent_before_it_is_made: (6, 7, 13, 15),
     withdrawn_gradient_is_carried_on: (6, 7, 13, 15),
 }
-"""In jobs whose workers apply rounds by themselves."""
+"""In jobs whose workers apply rounds by themselves, to a model that they share."""
 
 BUGS: dict[Callable[[Patch], None], tuple[int, ...]] = {
     settled_before_all_have_it: (1, 8, 11, 14),

@@ -85,6 +85,11 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         "--trials 1",
         marks=(*LONG, *HOSTS),
     ),
+    "gossip": Small(
+        ("trials=1", "learners=[2]", "epochs=2", "steps=10"),
+        ("theory/ring_over_random", "epochs/2/rand", "slow/others", "even/adpsgd"),
+        marks=LONG,
+    ),
     "lda": Small(
         ("seeds=1", "sweeps=2", "workers=2", "topics=5"), ("lda_rel_gap", "pairs/seed 0/one_process"), marks=LONG
     ),

@@ -117,6 +117,8 @@ round_options = st.builds(
     at_least=st.floats(0, 1, exclude_min=True),
     quorum=st.sampled_from(["solo", "majority", "full", "auto", "3"]),
     full_every=st.integers(1, 1_000),
+    average_every=st.integers(0, 1_000_000),
+    mixing=st.sampled_from(["ring", "exponential"]),
 )
 
 

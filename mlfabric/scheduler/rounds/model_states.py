@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     BeginState,
     FetchState,
@@ -39,7 +40,8 @@ class ModelStates:
 
     Args:
         context: gives addresses and tickets.
-        model: its name.
+        spec: of the model. In gossip a worker's own model is as good as any: it needs no other one, whichever version
+            it has seen.
         carrier: has the round that is under way.
         drop: drops the gradient of a worker that fetches the model; is given the reason.
 
@@ -53,7 +55,7 @@ class ModelStates:
     def __init__(
         self,
         context: Context,
-        model: str,
+        spec: ModelSpec,
         carrier: RoundCarrier,
         drop: Callable[[ReduceRequested, str], PassReduce],
     ) -> None:
@@ -61,7 +63,8 @@ class ModelStates:
         self.version = 0
         self.settled: RoundId | None = None
         self.is_formed = False
-        self._context, self._model, self._carrier, self._drop = context, model, carrier, drop
+        self._context, self._model, self._carrier, self._drop = context, spec.name, carrier, drop
+        self._keeps_own = spec.method.is_gossip
         self._found: RoundId | None = None
         """The last round that was settled under another scheduler; not all of its workers may know that."""
         self._began: RoundId | None = None
@@ -154,15 +157,16 @@ class ModelStates:
                 yield from self._carrier.void(f"{worker} has version {held.version}")
             self.version, self.settled, self._found = held.version, held.settled, held.settled
             for other in of.values():
-                other.is_current = False
+                other.is_current = other.has_state and self._keeps_own
         standing, lacks = of[worker], self.version - held.version
-        standing.is_current = held.has_state and lacks == 0 and held.settled == self.settled
+        is_newest = lacks == 0 and held.settled == self.settled
         if lacks > 0 and held.arrived is not None and self.knows(held.arrived):
-            standing.is_current = held.has_state and lacks == 1 and held.arrived == self.settled
+            is_newest = lacks == 1 and held.arrived == self.settled
             if standing.offer is not None and standing.offer.arrived == held.arrived:
                 standing.offer = None  # it is in that round
             reason = "everybody had it under another scheduler"
             yield ReduceSettled(to=worker, reduce=None, round=held.arrived, workers=len(of), reason=reason)
+        standing.is_current = held.has_state and (is_newest or self._keeps_own)
 
     def seek(self, now_ns: int) -> Iterator[Instruction]:
         """Let everybody that lacks the model fetch it; where nobody has it, it goes on with what one of them has.
@@ -238,6 +242,6 @@ class ModelStates:
         """Note that a round has made a version, and which workers its result has reached."""
         self.version, self.settled = version, round_id
         for worker, standing in self.standings.of.items():
-            if worker not in reached and standing.has_state:
+            if worker not in reached and standing.has_state and not self._keeps_own:
                 standing.is_current = False  # it came back while the round was under way
         yield from self.seek(now_ns)

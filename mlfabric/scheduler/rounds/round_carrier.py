@@ -134,6 +134,7 @@ class RoundCarrier:
             since_ns=now_ns,
             planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=0),
             version=version,
+            summed=shaped.summed,
         )
         return self.running
 

@@ -14,7 +14,9 @@ __all__ = ["parts_of"]
 def parts_of(
     context: Context, trees: Iterable[Trees], workers: Iterable[str], late: Collection[str]
 ) -> dict[str, list[ReducePart]]:
-    """Return what each worker does; both ends of an edge get its ticket. What comes late is added last.
+    """Return what each worker does in the trees that it is in; both ends of an edge get its ticket.
+
+    What comes late is added last.
 
     Args:
         context: gives tickets and addresses.
@@ -30,8 +32,8 @@ def parts_of(
         inputs, parent_of = _edges(in_turn, tree.parents, addresses, tree.sums_bps, ticket, sends=True)
         takers, source_of = _edges(sorted(tree.sources), tree.sources, addresses, tree.results_bps, ticket, sends=False)
         start, end, rate_bps = tree.start, tree.end, tree.rate_bps
-        for worker, its_parts in parts.items():
-            its_parts.append(
+        for worker in {tree.root: "", **tree.parents, **tree.sources}:
+            parts[worker].append(
                 ReducePart(
                     start=start,
                     end=end,

@@ -21,8 +21,9 @@ class RunningRound:
 
     Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
-    model which the result makes, in rounds without a server. ``planned_ns`` is how long it was to take. Nobody
-    watches that while some are late, or gradients still grow: then it is not links that hold it up.
+    model which the result makes, in rounds without a server. ``summed`` has, by worker, of how many contributions its
+    result is the sum, where that is not all of them. ``planned_ns`` is how long it was to take. Nobody watches that
+    while some are late, or gradients still grow: then it is not links that hold it up.
     """
 
     id: RoundId
@@ -38,6 +39,7 @@ class RunningRound:
     measured: dict[str, tuple[int, int]] = field(default_factory=dict)
     receivers: frozenset[str] = frozenset()
     version: int = 0
+    summed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def late(self) -> list[str]:
@@ -76,7 +78,7 @@ class RunningRound:
             size_bytes=one.size_bytes,
             dtype=one.dtype,
             version=self.version,
-            weight=sum(each.weight for each in self.members.values()),
+            weight=self.summed.get(worker) or sum(each.weight for each in self.members.values()),
             rates=tuple(map(_mean, zip(*(each.rates for each in self.members.values()), strict=True))),
             planned_ns=0 if waits else self.planned_ns,
             reason=self.reason,

@@ -80,24 +80,30 @@ class Standings:
         found = ((worker, standing.offer) for worker, standing in sorted(self.of.items()))
         return {worker: offer for worker, offer in found if offer is not None}
 
+    def heads(self) -> dict[str, ReduceRequested]:
+        """Return what the next round may have: what is for a round of all only if everybody has offered such."""
+        offers = self.offers()
+        if all(one.offer is not None and one.offer.for_all for one in self.of.values() if one.has_state):
+            return offers
+        return {worker: offer for worker, offer in offers.items() if not offer.for_all}
+
     def readiness(self, version: int, since_full: int, settled_ns: int, round_ns: int | None) -> Readiness:
         """Say who is ready for the next round, and who is not; see :class:`Readiness`."""
-        heads = self.offers()
-        computing = {worker: one.since_ns for worker, one in self.of.items() if one.has_state}
+        having = {worker: one for worker, one in self.of.items() if one.has_state}
         return Readiness(
-            ready_ns={worker: self.of[worker].since_ns for worker in heads},
-            computing_ns={worker: since_ns for worker, since_ns in computing.items() if worker not in heads},
+            ready_ns={worker: self.of[worker].since_ns for worker in self.heads()},
+            computing_ns={worker: one.since_ns for worker, one in having.items() if one.offer is None},
             usual_ns=self.usual_ns,
             version=version,
             since_full=since_full,
-            recent_ns={worker: self.of[worker].took_ns for worker in computing},
+            recent_ns={worker: one.took_ns for worker, one in having.items()},
             settled_ns=settled_ns,
             round_ns=round_ns,
         )
 
-    def receivers(self) -> list[str]:
+    def receivers(self, heads: Collection[str]) -> list[str]:
         """Return the workers that get the next round's result though they contribute nothing."""
-        return sorted(worker for worker, one in self.of.items() if one.is_current and one.offer is None)
+        return sorted(worker for worker, one in self.of.items() if one.is_current and worker not in heads)
 
     def who_is_in(self, heads: Collection[str], now_ns: int) -> str:
         """Say how many workers the next round has, those of ``heads``, and why the others are not in it."""

@@ -4,13 +4,19 @@ There is no server. Every worker has model and optimizer, and applies the settle
 same bits. A round's *members* contribute a gradient; all other workers that have the newest model are *receivers*: the
 result comes to them while they compute. Once all of them have it the round is *settled* and makes the next version;
 nobody applies a round that is not. Whoever breaks off earlier makes it void, and it is planned anew without that one.
+
+In gossip each worker has a model of its own, and contributes that; each member gets a sum of its own. Receivers get
+nothing, and hear that there is a new version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from mlfabric.methods import Late, round_rule_of
+from mlfabric.methods.all_reduce import Shaped
+from mlfabric.methods.gossip import Neighbours, shape_gossip
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     Instruction,
@@ -56,7 +62,8 @@ class StepRounds:
         self._context = context
         self._rule = round_rule_of(spec)
         self._carrier = RoundCarrier(context, spec.name)
-        self._states = ModelStates(context, spec.name, self._carrier, self._drop)
+        self._neighbours = Neighbours(spec) if spec.method.is_gossip else None
+        self._states = ModelStates(context, spec, self._carrier, self._drop)
         self._standings = self._states.standings
         self._since_full = 0
         self._outcomes: dict[tuple[str, int], ReduceSettled | PassReduce] = {}
@@ -267,7 +274,7 @@ class StepRounds:
             yield from self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> Iterator[Instruction]:
-        heads = self._standings.offers()
+        heads = self._standings.heads()
         if len({(h.size_bytes, h.dtype, len(h.rates)) for h in heads.values()}) > 1:
             for head in heads.values():
                 self._standings.of[head.reduce.worker].computes_from(self.version, now_ns)
@@ -275,14 +282,35 @@ class StepRounds:
             return
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
-        receivers, size_bytes = self._standings.receivers(), next(iter(heads.values())).size_bytes
+        groups = self._groups(heads)
+        receivers, size_bytes = self._standings.receivers(heads), next(iter(heads.values())).size_bytes
         if probes := list(self._carrier.probe_first(size_bytes, [*heads, *receivers], now_ns)):
             yield from probes
             return
-        shaped = self._carrier.shape(heads, (), receivers, now_ns)
+        shaped = shape_gossip(groups, size_bytes) if groups else self._shape(heads, receivers, now_ns)
         who = self._standings.who_is_in(heads, now_ns)
         running = self._carrier.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
         yield from map(running.told, running.parts) if running is not None else ()
+
+    def _shape(self, heads: dict[str, ReduceRequested], receivers: Sequence[str], now_ns: int) -> Shaped | str:
+        """Plan a round in which all members get the same sum."""
+        if self._neighbours is None:
+            return self._carrier.shape(heads, (), receivers, now_ns)
+        shaped = self._carrier.shape(heads, (), (), now_ns)
+        return shaped if isinstance(shaped, str) else replace(shaped, summed=dict.fromkeys(heads, len(heads)))
+
+    def _groups(self, heads: dict[str, ReduceRequested]) -> Mapping[str, Sequence[str]]:
+        """Return, by worker, whose models it averages; nothing if all get the same sum.
+
+        Who is left over where pairs are made is taken out of the round.
+        """
+        if self._neighbours is None or all(head.for_all for head in heads.values()):
+            return {}
+        groups = self._neighbours.groups(list(heads), self.version + 1) or {}
+        for worker, group in groups.items():
+            if len(group) == 1:
+                del heads[worker]
+        return {worker: group for worker, group in groups.items() if worker in heads}
 
     def arrived(self, event: RoundArrived, now_ns: int) -> Iterator[Instruction]:
         """Note that a worker has the result; settle the round if it was the last."""
