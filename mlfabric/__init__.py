@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mlfabric.server.replica_service import ReplicaOptions
     from mlfabric.server.service import ServerOptions
     from mlfabric.worker_daemon.drop_compute import DropCompute, DropReport, drop_compute
+    from mlfabric.worker_daemon.learners import Learners, LearnersReport
     from mlfabric.worker_daemon.local_steps import LocalOptimizer
     from mlfabric.worker_daemon.optimizer import FabricOptimizer
     from mlfabric.worker_daemon.reduce_tensors import ReduceHandle
@@ -59,6 +60,8 @@ __all__ = [
     "FabricSampler",
     "GetId",
     "LayoutError",
+    "Learners",
+    "LearnersReport",
     "LocalOptimizer",
     "Lost",
     "Method",
@@ -99,6 +102,8 @@ _LAZY = {
     "DropReport": "mlfabric.worker_daemon.drop_compute",
     "FabricOptimizer": "mlfabric.worker_daemon.optimizer",
     "FabricSampler": "mlfabric.worker_daemon.sampler",
+    "Learners": "mlfabric.worker_daemon.learners",
+    "LearnersReport": "mlfabric.worker_daemon.learners",
     "LocalOptimizer": "mlfabric.worker_daemon.local_steps",
     "ModelView": "mlfabric.server.callbacks",
     "PushHandle": "mlfabric.worker_daemon.worker",

@@ -190,12 +190,16 @@ def _wrapped(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wra
 
 
 def _with_inner_steps() -> tuple[System, ...]:
-    """Return the systems whose workers make some steps by themselves for each round; all are waited for, or not."""
-    waits = {"": {}, "-all": {"at_least": 1.0}}
+    """Return the systems whose workers make some steps by themselves for each round; all are waited for, or not.
+
+    Or workers go on while their round is made.
+    """
+    waits: dict[str, dict[str, object]] = {"": {}, "-all": {"at_least": 1.0}, "-overlap": {"wait": False}}
+    words = {"": "", "-all": ", all waited for", "-overlap": ", going on meanwhile"}
     return tuple(
         _wrapped(
             f"{method}-{steps}{suffix}",
-            f"mlfabric {method}, {steps} inner steps{', all waited for' if suffix else ''}",
+            f"mlfabric {method}, {steps} inner steps{words[suffix]}",
             f"{method}-{steps}",
             LOCAL_CELLS,
             method=method,

@@ -27,6 +27,7 @@ MEASURED = {
     "eager": "Partial rounds: latency beside MPI, and training with delays.",
     "dropcompute": "Compute thresholds: time to the same loss, predicted and realised.",
     "gossip": "Averaging models with neighbours: mixing, epochs, a slow worker.",
+    "averaging": "Several learners on one device: throughput, time to accuracy.",
     "divergence": "How far a replica's model may be behind, and is.",
     "fabric": "A whole fabric: methods, ingress, replica.",
     "optimality": "How far plans are from the best ones.",

@@ -5,6 +5,10 @@ own optimizer, the *inner* steps, a worker offers its movement, the outer model 
 round steps the outer model with the mean movement, as if that were a gradient, and each member goes on from there. With
 local SGD (Stich, 2019) the outer model becomes the mean of the members'; with DiLoCo (Douillard et al., 2023, arXiv
 2311.08105) the outer step is one of SGD with Nesterov momentum.
+
+A worker may go on while its round is made, as in Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512). Then its
+movement is how far it has come since its last offer, and the outer model that comes of a round takes the place of what
+the worker had when it offered: ``outer + (own - offered)``.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
+from mlfabric.worker_daemon.round_steps import NOT_FINITE
 from mlfabric.worker_daemon.step_roles import RoundOutcome, RoundTally
 from mlfabric.worker_daemon.taken_over import TakenOver
 
@@ -41,6 +46,7 @@ class OuterModel:
         optimizer: of its inner steps; what it does not step stays as it is.
         method: says how the outer model is stepped.
         outer: makes the optimizer of the outer model, if it is not the method's usual one.
+        overlaps: the worker goes on while rounds are made.
 
     Attributes:
         model: the outer one.
@@ -48,12 +54,20 @@ class OuterModel:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, method: Method, outer: OuterStep | None
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        outer: OuterStep | None,
+        *,
+        overlaps: bool = False,
     ) -> None:
         self._own, self.model = model, deepcopy(model)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         both = zip(model.parameters(), self.model.parameters(), strict=True)
         self._pairs = [(own, shared) for own, shared in both if id(own) in stepped]
+        self._begun = [own.detach().clone() for own, _ in self._pairs] if overlaps else None
+        """What this worker had when it offered, if it goes on from there."""
         parameters = [shared for _, shared in self._pairs]
         made = (outer or _usual_step(method))(parameters)
         self.optimizer = instance_of(torch.optim.Optimizer, "what outer makes", made, "a torch.optim.Optimizer")
@@ -68,17 +82,23 @@ class OuterModel:
     @torch.no_grad()
     def take_movement(self, weight: int) -> None:
         """Make the movement of this worker's model, times its weight, the gradient of the outer one."""
-        for own, shared in self._pairs:
-            shared.grad = (shared - own).mul_(weight)
+        for (own, shared), begun in zip(self._pairs, self._from(), strict=True):
+            shared.grad = (begun - own).mul_(weight)
         for buffer, shared_buffer in self._buffers():
             shared_buffer.copy_(buffer)
 
+    def _from(self) -> list[torch.Tensor]:
+        """Return from where this worker's movement counts."""
+        return [shared for _, shared in self._pairs] if self._begun is None else self._begun
+
     @torch.no_grad()
-    def hand_over(self) -> None:
-        """Let this worker's model go on from the outer one."""
-        for own, shared in self._pairs:
-            own.copy_(shared)
+    def hand_over(self, *, whole: bool = True) -> None:
+        """Let this worker's model go on from the outer one; with what it has just offered if that is not ``whole``."""
+        for (own, shared), begun in zip(self._pairs, self._from(), strict=True):
+            own.copy_(shared if whole else (own - begun).add_(shared))
             shared.grad = None
+            if self._begun is not None:
+                begun.copy_(own)
         for buffer, shared_buffer in self._buffers():
             buffer.copy_(shared_buffer)
 
@@ -108,6 +128,7 @@ class LocalOptimizer(TakenOver):
         super().__init__(optimizer)
         self.rounds = rounds
         self._outer, self._inner_steps = outer, inner_steps
+        self._overlaps = not rounds.waits
         self._made = self._weight = 0
         """How many inner steps were made since the last round, and what they weigh."""
         self._next_weight = 1
@@ -150,7 +171,7 @@ class LocalOptimizer(TakenOver):
         """Make an inner step; after enough of them offer the movement, and go on from the outer model.
 
         Returns the closure's loss, if any. The step that offers returns once the round is settled that the movement is
-        in, or it is known to be in none; see ``last``.
+        in, or it is known to be in none; see ``last``. With ``wait=False`` that is the movement before.
 
         Raises:
             FabricClosedError: the worker has left the fabric.
@@ -169,11 +190,16 @@ class LocalOptimizer(TakenOver):
         self._outer.take_movement(weight)
         self.rounds.weigh(weight)
         self.rounds.step()
-        self._outer.hand_over()
+        last = self.rounds.last
+        is_spoilt = last is not None and last.reason == NOT_FINITE
+        self._outer.hand_over(whole=is_spoilt or not self._overlaps)
 
     def finish(self) -> None:
-        """Apply settled rounds and continue from the outer model. Own steps since the last round are given up."""
-        self.rounds.finish()
+        """Apply settled rounds and continue from the outer model. Own steps since the last round are given up.
+
+        With ``wait=False`` it waits for the round that the last movement is in.
+        """
+        self.rounds.finish(waits=self._overlaps)
         self._made = self._weight = 0
         self._outer.hand_over()
 

@@ -285,8 +285,9 @@ def wrap(
             never unless given.
         mixing: dpsgd: ``"ring"`` unless given; ``"exponential"``: each averages with the one that is 1, 2, 4, ...
             places further on, in turn.
-        wait: partial: whether ``step`` waits for the round that its gradient is in; yes unless given. If not, rounds
-            are made while the worker computes, from weights that are at least one round older. Not with overlap.
+        wait: partial, local-sgd, diloco: whether ``step`` waits for the round that its gradient, or its movement, is
+            in; yes unless given. If not, rounds are made while the worker computes, from weights that are at least one
+            round older. Not with overlap.
         inner_steps: local-sgd, diloco: how many steps a worker makes by itself for each round, 32 unless given, >= 1.
         outer: diloco: makes the optimizer that steps the outer model, from the list of its parameters; SGD with lr 0.7
             and Nesterov momentum 0.9 unless given.
@@ -330,8 +331,8 @@ def wrap(
         return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
     if not how.method.has_inner_steps:
         return _in_rounds(optimizer, model, how, options, waits=wait is not False and not how.method.is_gossip)
-    shared = OuterModel(model, optimizer, how.method, outer)
-    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=True)
+    shared = OuterModel(model, optimizer, how.method, outer, overlaps=wait is False)
+    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=wait is not False)
     return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
 
 
@@ -362,7 +363,7 @@ def _in_rounds(
         together=together,
         passes_late=how.method is Method.PARTIAL,
         waits=waits,
-        most_kept=steps_kept(how.method) if how.method.is_gossip else MOST_KEPT,
+        most_kept=_most_kept(how.method),
         overlap=how.overlap,
         gossips=how.method.is_gossip,
     )
@@ -370,6 +371,13 @@ def _in_rounds(
         drain_on_sigterm()
     note_worker(worker, how.model_name, how.settings.name)
     return worker
+
+
+def _most_kept(method: Method) -> int:
+    """Return how many steps, or movements, a worker that does not wait for rounds keeps while one is on its way."""
+    if method.is_gossip:
+        return steps_kept(method)
+    return 1 if method.has_inner_steps else MOST_KEPT
 
 
 def _placed(rule: RuleSpec, momentum_at: MomentumAt | str | None, method: Method) -> RuleSpec:

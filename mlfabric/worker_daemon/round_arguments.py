@@ -22,7 +22,7 @@ _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "tau_max": (*_WITHOUT_WAITING, Method.ASYNCHRONOUS),
     "quorum": (Method.PARTIAL,),
     "full_every": (Method.PARTIAL,),
-    "wait": (Method.PARTIAL,),
+    "wait": (Method.PARTIAL, Method.LOCAL_SGD, Method.DILOCO),
     "average_every": _GOSSIP,
     "mixing": (Method.DPSGD,),
     "inner_steps": (Method.LOCAL_SGD, Method.DILOCO),

@@ -47,6 +47,9 @@ class RoundOptimizer(TakenOver):
         waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
         gossips: each worker has a model of its own, and rounds average these.
+
+    Attributes:
+        waits: see above.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class RoundOptimizer(TakenOver):
         self._flat = FlatGradients([p for group in optimizer.param_groups for p in group["params"]], model)
         trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, self._flat)
         self._gossips, self._put = gossips, trained.put
+        self.waits = waits
         self._steps: RoundSteps[torch.Tensor] = RoundSteps(
             trained,
             ThreadWaits(),
@@ -228,10 +232,14 @@ class RoundOptimizer(TakenOver):
             atexit.unregister(self.leave)
             self._daemon.leave(detail, 0.0)
 
-    def finish(self) -> None:
-        """Apply the rounds whose results are here: for an evaluation, or to save the model."""
+    def finish(self, *, waits: bool = False) -> None:
+        """Apply the rounds whose results are here: for an evaluation, or to save the model.
+
+        Args:
+            waits: for what becomes of gradients that are on their way, before that.
+        """
         with torch.no_grad():
-            at_once(self._steps.apply_all())
+            at_once(self._steps.finish() if waits else self._steps.apply_all())
 
     @property
     def has_left(self) -> bool:

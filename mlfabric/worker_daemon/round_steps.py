@@ -191,6 +191,11 @@ class RoundSteps(Generic[G]):
         )
         return Offered(gathered, computed_from, contribution, self._daemon.offer(contribution))
 
+    async def finish(self) -> None:
+        """Wait until it is known what becomes of what is on its way, and apply all rounds whose results are here."""
+        await self._settle_sent()
+        await self.apply_all()
+
     async def agree(self) -> None:
         """Offer what is here for a round of all workers, and wait for that."""
         await self._settle_sent()

@@ -85,6 +85,69 @@ def test_all_have_the_same_outer_model_and_go_on_from_it(options: dict[str, Any]
             assert same(weights(model), weights(worker.outer_model))
 
 
+def progress(rank: int, step: int) -> torch.Tensor:
+    """Return how far some inner steps move a model whose gradients do not depend on it: plain SGD."""
+    return -0.1 * torch.stack([fixed_gradient(100 * rank + INNER * step + i) for i in range(INNER)]).sum(dim=0)
+
+
+def fixed_gradient(seed: int) -> torch.Tensor:
+    return torch.randn(small_model_size(), generator=torch.Generator().manual_seed(seed))
+
+
+def small_model_size() -> int:
+    return sum(p.numel() for p in small_model().parameters())
+
+
+def flat(model: torch.nn.Module) -> torch.Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def test_without_waiting_each_goes_on_with_its_newest_movement_beside_the_outer_model() -> None:
+    models, seen = [small_model(seed) for seed in range(2)], {0: list[torch.Tensor](), 1: list[torch.Tensor]()}
+
+    def work(rank: int, worker: Any) -> None:
+        for step in range(ROUNDS):
+            for i in range(INNER):
+                made = fixed_gradient(100 * rank + INNER * step + i)
+                for parameter, piece in zip(
+                    models[rank].parameters(),
+                    made.split([p.numel() for p in models[rank].parameters()]),
+                    strict=True,
+                ):
+                    parameter.grad = piece.view_as(parameter).clone()
+                worker.step()
+            seen[rank].append(flat(models[rank]))
+        worker.finish()
+
+    with Fabric() as running:
+        workers: dict[int, Any] = {}
+
+        def join(rank: int) -> None:
+            sgd = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+            workers[rank] = mlfabric.wrap(
+                sgd,
+                models[rank],
+                settings=running.settings(f"w{rank}"),
+                method="local-sgd",
+                workers=2,
+                inner_steps=INNER,
+                at_least=1.0,
+                wait=False,
+            )
+
+        together(*(partial(join, rank) for rank in range(2)))
+        outer = flat(workers[0].outer_model)
+        together(*(partial(work, *each) for each in workers.items()))
+        for step in range(ROUNDS):
+            for rank in range(2):
+                assert torch.allclose(seen[rank][step], outer + progress(rank, step), atol=1e-5)
+            outer = outer + (progress(0, step) + progress(1, step)) / 2
+        for rank, worker in workers.items():
+            assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
+            assert torch.equal(flat(models[rank]), flat(worker.outer_model))
+            worker.leave()
+
+
 def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
     models, weigh = [small_model(7) for _ in range(3)], (1, 2, 5)
     expected = mean([alone(models[0], rank) for rank in range(3)], weigh)

@@ -43,6 +43,11 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
     "accuracy": Small(
         ("seeds=2", "updates=40"), ("mean_difference", "ci95_low", "pairs/seed 1/updates_applied"), marks=LONG
     ),
+    "averaging": Small(
+        ("trials=1", "iterations=10", "epochs=1"),
+        ("throughput/lenet/over_one", "accuracy/resnet/epochs_over_one", "tuner/most_off"),
+        marks=LONG,
+    ),
     "control": Small(
         ("seconds=0.2", "rounds=1", "steps=5", "rate_per_s=100"),
         ("added_ms_per_step", "decisions_per_s", "p99_ms", "ratio_to_bare"),

@@ -39,7 +39,10 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "diloco", "outer": torch.optim.LBFGS}, "LBFGS, whose step needs a closure"),
         ({"method": "diloco", "overlap": True}, "overlap=True with method diloco; allowed: with the other methods"),
         ({"method": "rand", "overlap": True}, "overlap=True with method rand; allowed: with the other methods"),
-        ({"method": "rand", "wait": False}, "wait=False with method rand; allowed: with partial only"),
+        (
+            {"method": "rand", "wait": False},
+            "wait=False with method rand; allowed: with partial, local-sgd and diloco only",
+        ),
         ({"method": "rand", "mixing": "ring"}, "mixing='ring' with method rand; allowed: with dpsgd only"),
         ({"method": "dpsgd", "mixing": "star"}, "mixing='star'; allowed: ring, exponential"),
         ({"method": "d1d", "average_every": 0}, "average_every=0; allowed"),

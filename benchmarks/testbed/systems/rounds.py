@@ -83,10 +83,9 @@ class _Flat(torch.nn.Module):
         """Where the workload's gradient goes: a view."""
         return self._slopes[1:]
 
-    @property
-    def is_over(self) -> bool:
-        """Whether some worker has found the run over."""
-        return bool(self._values[0] != 0)
+    def values(self) -> np.ndarray:
+        """Return whether some worker has found the run over (not 0), and the workload's weights; maybe a view."""
+        return self._values
 
     def say(self, is_over: bool) -> None:
         """Give what the next step says about the run's end, in the bucket that is made last."""
@@ -131,6 +130,14 @@ class _Fates:
         )
 
 
+def _shared_values(model: _Flat, optimizer: Wrapped) -> np.ndarray:
+    """Return the values of the model that all workers share; see ``_Flat.values``."""
+    if isinstance(optimizer, RoundOptimizer):
+        return model.values()
+    values: np.ndarray = torch.cat([part.detach() for part in optimizer.outer_model.parameters()]).numpy()
+    return values
+
+
 def _agree_on_start(place: Place, store: TCPStore) -> int:
     """Wait until all workers have joined and have the model; return the time in ns when the last of them was ready."""
     if store.add("ready", 1) == place.workers:
@@ -147,11 +154,12 @@ def _train(
     fates, version, is_over = _Fates(steps=inner_steps), 0, False
     keeper, rank = SnapshotKeeper(every_ns=0), place.own_rank
     keeps = rank < KEEPERS
-    judged = partial(workload.accuracy, model.weights) if rank == 0 else None
+    shared = partial(_shared_values, model, optimizer)
+    judged = (lambda: workload.accuracy(shared()[1:])) if rank == 0 else None
     store = meeting_point(place)
     began_ns = _agree_on_start(place, store)
     if keeps:
-        keeper.offer(began_ns, 0, model.weights)
+        keeper.offer(began_ns, 0, shared()[1:])
     step, overlaps = 0, len(buckets.ends) > 1
 
     def made(bucket: int) -> torch.nn.Parameter:
@@ -176,8 +184,9 @@ def _train(
         fates.note(optimizer, now_ns)
         if optimizer.version == version:
             continue
-        version, is_over = optimizer.version, model.is_over
+        values = shared()
+        version, is_over = optimizer.version, bool(values[0] != 0)
         if keeps:
-            keeper.offer(now_ns, version, model.weights)
+            keeper.offer(now_ns, version, values[1:])
     log = recorder.log(rank=rank, began_ns=began_ns, overruns=compute.overruns)
     return fates.added_to(replace(log, snapshots=keeper.taken))
