@@ -121,6 +121,7 @@ class LearnerModels:
 
     def step(self) -> None:
         """Let each learner make a step of its own, with the numbers that the optimizer's groups have now."""
+        vars(self._optimizer)["_opt_called"] = True  # a scheduler that was built on it warns unless it makes steps
         for group, own in zip(self.steps.param_groups, self._optimizer.param_groups, strict=True):
             group.update(_numbers(own))
         self.steps.step()
@@ -138,6 +139,13 @@ class LearnerModels:
     def restart(self) -> None:
         """Let all learners go on from the common model."""
         self.weights.copy_(self.common.expand_as(self.weights))
+
+    def follow_mode(self) -> None:
+        """Have all modules train if the common model does, and else evaluate."""
+        stand_ins = [] if self._stand_in is None else [self._stand_in.module]
+        for module in (*self._modules, *stand_ins):
+            if module.training != self.model.training:
+                module.train(self.model.training)
 
     @property
     def modules(self) -> list[torch.nn.Module]:

@@ -71,8 +71,8 @@ class Learners:
         alpha: how strongly learners are drawn to the central model, above 0 and at most 1; 1 over their number unless
             given.
         momentum: of the central model, 0 to below 1; 0 makes it EA-SGD.
-        engine: how gradients are computed: ``"batched"`` (one batched model; all batches have the same shapes),
-            ``"threads"``, ``"in turn"``; ``"auto"`` measures which is the fastest for the model.
+        engine: how gradients are computed: ``"batched"`` (one batched model), ``"threads"``, ``"in turn"``; ``"auto"``
+            measures which is the fastest for the model. Batches of different shapes are always computed in turn.
 
     Raises:
         LayoutError: the model's parameters differ in dtype or device.
@@ -151,10 +151,12 @@ class Learners:
         batches, self._waiting = self._waiting, []
         if not self._bytes_each:
             self._measure_memory(batches[0])
-        if not self._engine:
+        self._models.follow_mode()
+        is_even = len({_shapes(batch) for batch in batches}) == 1
+        if not self._engine and is_even:
             self._engine = self._fastest(batches)
         began_s = time.perf_counter()
-        losses = ENGINES[self._engine](self._models, self._loss, batches)
+        losses = ENGINES[self._engine if is_even else "in turn"](self._models, self._loss, batches)
         self._average()
         self._iterations += 1
         self._tune(began_s)
@@ -260,6 +262,10 @@ class Learners:
         if self._models.device.type == "cuda":
             return int(torch.cuda.mem_get_info(self._models.device)[0])
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _shapes(batch: Batch) -> tuple[torch.Size | None, ...]:
+    return tuple(part.shape if torch.is_tensor(part) else None for part in batch)
 
 
 def _as_tuple(number: Any) -> tuple[Any, ...]:

@@ -37,6 +37,7 @@ def code_lines(name: str) -> list[str]:
         ("digits_all_reduce.py", 5),
         ("digits_diloco.py", 4),
         ("digits_gossip.py", 4),
+        ("digits_learners.py", 5),
         ("digits_dropcompute.py", 8),
     ],
 )
@@ -63,8 +64,9 @@ def accuracies(out: str) -> dict[str, float]:
     return {line.split()[0]: float(line.split()[-1]) for line in out.splitlines()}
 
 
-def test_the_single_process_example_trains():
-    assert float(run(sys.executable, str(EXAMPLES / "digits_single.py"), "--steps", "100").split()[-1]) > 0.5
+@pytest.mark.parametrize("name", ["digits_single.py", "digits_learners.py"])
+def test_the_examples_of_one_process_train(name):
+    assert float(run(sys.executable, str(EXAMPLES / name), "--steps", "200").split()[-1]) > 0.5
 
 
 @pytest.mark.processes

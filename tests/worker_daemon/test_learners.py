@@ -128,6 +128,41 @@ def test_the_fastest_engine_is_taken_and_one_that_cannot_compute_the_model_is_le
     assert learners.report.engine in ("threads", "in turn")
 
 
+def test_batches_of_different_shapes_are_computed_in_turn() -> None:
+    model = a_model()
+    learners = mlfabric.Learners(model, torch.optim.SGD(model.parameters(), lr=0.1), squared, count=2)
+    (inputs, wanted), whole = batches(2)
+    learners.step(inputs[:1], wanted[:1])
+    losses = learners.step(*whole)
+    assert losses is not None
+    assert bool(torch.isfinite(losses).all())
+    assert learners.report.engine == ""
+    for batch in batches(2):
+        learners.step(*batch)
+    assert learners.report.engine in ENGINES
+
+
+def test_a_schedule_of_the_optimizer_acts_on_all_learners_and_their_mode_is_the_models() -> None:
+    dropout = nn.Dropout(0.9)
+    model = nn.Sequential(nn.Linear(5, 2), dropout)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    learners = mlfabric.Learners(model, sgd, squared, count=2, engine="batched", momentum=0.0)
+    schedule = torch.optim.lr_scheduler.StepLR(sgd, step_size=1, gamma=0.0)
+    data = batches(4)
+    model.eval()
+    first, second = (squared(model, *batch).item() for batch in data[:2])
+    learners.step(*data[0])
+    losses = learners.step(*data[1])
+    assert losses is not None
+    assert losses.tolist() == pytest.approx([first, second])
+    schedule.step()
+    learners.restart()
+    before = flat(model).clone()
+    for batch in data[2:]:
+        learners.step(*batch)
+    assert torch.equal(flat(model), before)
+
+
 def test_learners_come_and_go_while_the_best_number_is_looked_for() -> None:
     model = a_model()
     before = flat(model).clone()
