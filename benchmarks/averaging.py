@@ -3,8 +3,6 @@
 1. *throughput*: four learners beside one, and beside plain SGD with the same batch, on one core.
 2. *accuracy*: a small LeNet and a small ResNet on digits: SMA beside plain SGD with one learner's batch and with all
    learners' batches together, beside one learner, and beside EA-SGD; each at the best of the same rates.
-3. *tuner*: how far off the number of learners is that is found on throughput curves with 5 % noise.
-
 Times are those of the processor: what else the machine does plays no part. ``mlfabric bench averaging``, 15 minutes;
 ``--set only=throughput``.
 """
@@ -12,7 +10,6 @@ Times are those of the processor: what else the machine does plays no part. ``ml
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,12 +22,11 @@ from benchmarks.checking import at_least_one
 from benchmarks.eager_tasks import Digits
 from benchmarks.forked_workers import progress
 from mlfabric.errors import UsageError
-from mlfabric.methods.learner_count import WORTH_WHILE, LearnerCount
 from mlfabric.worker_daemon.learners import Learners
 
 __all__ = ["run"]
 
-PARTS = ("throughput", "accuracy", "tuner")
+PARTS = ("throughput", "accuracy")
 BATCH, LEARNERS, SIDE = 16, 4, 8
 MOMENTUM = 0.9
 
@@ -95,7 +91,8 @@ def run(only: str = "", trials: int = 3, iterations: int = 400, epochs: int = 60
     Returns:
         ``throughput``: by model, four learners over one (``over_one``) and over plain SGD (``over_sgd``), and
         the bytes that a learner takes. ``accuracy``: by model ``over_sgd``, how many times as fast
-        SMA is as the faster one of plain SGD's; ``epochs_over_one``; ``time_over_ea``. ``tuner``: ``most_off``.
+        SMA is as the faster one of plain SGD's; ``epochs_over_one``; ``time_over_ea``; None where one of the two never
+        had the accuracy.
 
     Raises:
         UsageError: there is no such part, or a number is out of range.
@@ -108,7 +105,6 @@ def run(only: str = "", trials: int = 3, iterations: int = 400, epochs: int = 60
     measure: dict[str, Callable[[], dict[str, Any]]] = {
         "throughput": lambda: {name: _throughput(name, trials, iterations) for name in MODELS},
         "accuracy": lambda: {name: _accuracy(name, trials, epochs) for name in TRAINED},
-        "tuner": _tuner,
     }
     return {name: measure[name]() for name in names}
 
@@ -179,7 +175,7 @@ Made = tuple[Step, int]
 """A step, and how many samples it takes."""
 
 
-def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float]:
+def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float | None]:
     """Return how long each way takes to the accuracy, at its best rate."""
     ways: dict[str, Callable[[nn.Module, float], Made]] = {
         "sma": lambda model, rate: (_learners(model, rate, LEARNERS).step, BATCH),
@@ -193,15 +189,20 @@ def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float]:
         progress(f"averaging: {name}, {way}")
         rows = [_medians(_trained(name, make, rate, epochs, seed) for seed in range(trials)) for rate in RATES]
         took[way] = min(rows, key=lambda row: row["cpu_s"])
-    fastest_s = min(took["sgd"]["cpu_s"], took["sgd_of_all"]["cpu_s"])
+    fastest = min(took["sgd"], took["sgd_of_all"], key=lambda row: row["cpu_s"])
     return {
-        "over_sgd": fastest_s / took["sma"]["cpu_s"],
-        "over_sgd_with_small_batches": took["sgd"]["cpu_s"] / took["sma"]["cpu_s"],
-        "epochs_over_one": took["sma"]["epochs"] / took["one"]["epochs"],
-        "time_over_ea": took["sma"]["cpu_s"] / took["ea"]["cpu_s"],
-        **{f"{way}_epochs": row["epochs"] for way, row in took.items()},
-        **{f"{way}_cpu_s": row["cpu_s"] for way, row in took.items()},
+        "over_sgd": _over(fastest, took["sma"], "cpu_s"),
+        "over_sgd_with_small_batches": _over(took["sgd"], took["sma"], "cpu_s"),
+        "epochs_over_one": _over(took["sma"], took["one"], "epochs"),
+        "time_over_ea": _over(took["sma"], took["ea"], "cpu_s"),
+        **{f"{way}_epochs": row["epochs"] for way, row in took.items() if math.isfinite(row["epochs"])},
     }
+
+
+def _over(one: dict[str, float], other: dict[str, float], figure: str) -> float | None:
+    """Return a ratio; None if one of the two never had the accuracy."""
+    is_known = math.isfinite(one[figure]) and math.isfinite(other[figure])
+    return one[figure] / other[figure] if is_known else None
 
 
 def _medians(found: Iterable[dict[str, float]]) -> dict[str, float]:
@@ -246,33 +247,3 @@ def _judged(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> flo
     right = (model(images).argmax(1) == labels).float().mean()
     model.train()
     return 100.0 * float(right)
-
-
-# The number of learners
-
-CURVES: Mapping[str, Callable[[int], float]] = {
-    "no gain": lambda n: 1.0,
-    "up to five": lambda n: float(min(n, 5)),
-    "less and less": lambda n: n / (1 + 0.15 * (n - 1)),
-    "worse after four": lambda n: float(n) if n <= 4 else 4 * 0.9 ** (n - 4),
-}
-NOISE, DRAWS = 0.05, 200
-
-
-def _tuner() -> dict[str, Any]:
-    """Return how far off the number is that is found, at most."""
-    return {"most_off": max(abs(_found(c, seed) - _best(c)) for c in CURVES.values() for seed in range(DRAWS))}
-
-
-def _found(curve: Callable[[int], float], seed: int) -> int:
-    draw, tuner = random.Random(seed), LearnerCount(32)
-    while not tuner.is_settled:
-        tuner.read(curve(tuner.count) * draw.gauss(1.0, NOISE))
-    return tuner.count
-
-
-def _best(curve: Callable[[int], float]) -> int:
-    count = 1
-    while curve(count + 1) > (1 + WORTH_WHILE) * curve(count):
-        count += 1
-    return count

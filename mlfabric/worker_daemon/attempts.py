@@ -154,7 +154,8 @@ class Attempt:
         out = self._buffers.result[part.start : part.start + padded_bytes(part.end - part.start)]
         own = self._own(part)
         is_root = part.source is None and bool(part.takers)
-        is_filled = (growing is not None or len(own) > 1) and not (part.source is None and part.parent is not None)
+        only_gives = part.source is None and part.parent is not None  # in gossip the result is that of another part
+        is_filled = not only_gives and (growing is not None or len(own) > 1)
         summed = self._sum(part, out) if part.inputs or is_root or (own and is_filled) else None
         relay = Relay(out, is_last=not part.takers) if part.source is not None else None
         result: Filling | None = relay or summed

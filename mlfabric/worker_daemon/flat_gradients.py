@@ -19,7 +19,7 @@ from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import DTYPE_BYTES
 from mlfabric.worker_daemon.attempts import padded_bytes
 
-__all__ = ["FlatGradients"]
+__all__ = ["FlatGradients", "averaged_buffers", "dtype_of_all"]
 
 
 class FlatGradients:
@@ -41,14 +41,9 @@ class FlatGradients:
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> None:
         self.parameters, self._model = _backwards(parameters, model), model
-        self._names = [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+        self._names = averaged_buffers(model)
         buffers = self._buffers()
-        dtypes = {t.dtype for t in (*self.parameters, *buffers)}
-        names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
-        if not self.parameters or not names <= DTYPE_BYTES.keys():
-            given = f"parameters of {', '.join(sorted(names)) or 'none'}"
-            raise LayoutError(f"{given}; allowed: at least one, of {', '.join(DTYPE_BYTES)}")
-        self._torch_dtype = dtypes.pop() if len(dtypes) == 1 else _widest(dtypes)
+        self._torch_dtype = dtype_of_all(self.parameters, buffers)
         self.dtype = str(self._torch_dtype).removeprefix("torch.")
         ends = list(accumulate(p.numel() for p in self.parameters))
         self._gradients = ends[-1]
@@ -168,6 +163,25 @@ class FlatGradients:
         for buffer in self._buffers():
             yield flat[at : at + buffer.numel()]
             at += buffer.numel()
+
+
+def averaged_buffers(model: torch.nn.Module) -> list[str]:
+    """Return the names of those buffers of which workers have the mean; see :class:`FlatGradients`."""
+    return [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+
+
+def dtype_of_all(parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> torch.dtype:
+    """Return the dtype in which all of this travels.
+
+    Raises:
+        LayoutError: there is no parameter, or something is of a dtype that cannot travel.
+    """
+    dtypes = {t.dtype for t in (*parameters, *buffers)}
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+    if not parameters or not names <= DTYPE_BYTES.keys():
+        given = f"parameters of {', '.join(sorted(names)) or 'none'}"
+        raise LayoutError(f"{given}; allowed: at least one, of {', '.join(DTYPE_BYTES)}")
+    return dtypes.pop() if len(dtypes) == 1 else _widest(dtypes)
 
 
 def _backwards(parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import torch
 
-from mlfabric.errors import LayoutError, UsageError
-from mlfabric.model.specs import DTYPE_BYTES, Method
+from mlfabric.errors import UsageError
+from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.attempts import padded_bytes
+from mlfabric.worker_daemon.flat_gradients import averaged_buffers, dtype_of_all
 from mlfabric.worker_daemon.round_inbox import RoundResult
 from mlfabric.worker_daemon.state_image import read_state, write_state
 from mlfabric.worker_daemon.step_roles import Offered, RoundOutcome
@@ -43,13 +44,8 @@ class GossipModel:
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._names = [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
-        dtypes = {tensor.dtype for tensor in self._averaged()}
-        names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
-        if not self._parameters or not names <= DTYPE_BYTES.keys():
-            given = f"parameters of {', '.join(sorted(names)) or 'none'}"
-            raise LayoutError(f"{given}; allowed: at least one, of {', '.join(DTYPE_BYTES)}")
-        self._dtype = dtypes.pop() if len(dtypes) == 1 else torch.promote_types(torch.float32, max(dtypes, key=_bytes))
+        self._names = averaged_buffers(model)
+        self._dtype = dtype_of_all(self._parameters, self._averaged()[len(self._parameters) :])
         self.dtype = str(self._dtype).removeprefix("torch.")
         self.size_bytes = padded_bytes(sum(tensor.numel() for tensor in self._averaged()) * self._dtype.itemsize)
         self._offered = self.empty()
@@ -121,7 +117,3 @@ class GossipModel:
 
     def dropped(self, gathered: torch.Tensor) -> None:
         """Nothing is to be done about it."""
-
-
-def _bytes(dtype: torch.dtype) -> int:
-    return dtype.itemsize

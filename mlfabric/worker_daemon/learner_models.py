@@ -54,6 +54,7 @@ class LearnerModels:
         for parameter, view in zip(parameters, self._cut(self.common), strict=True):
             parameter.data = view.view(parameter.shape)
         self._buffer_names = [name for name, _ in model.named_buffers()]
+        self.weights = self.common.new_empty(0, len(self.common))
         self._resize_to(count)
 
     def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
@@ -70,20 +71,17 @@ class LearnerModels:
         """Where they are."""
         return self.common.device
 
-    def _resize_to(self, count: int, kept: Sequence[int] = ()) -> None:
-        """Have so many rows: first those of former ones, then the common model's."""
-        old = getattr(self, "weights", None)
-        self.weights = self.common.repeat(count, 1)
-        buffers = dict(self.model.named_buffers())
-        stacked = {
-            name: buffers[name].detach().repeat(count, *[1] * buffers[name].dim()) for name in self._buffer_names
-        }
-        for row, former in enumerate(kept):
-            assert old is not None, "there were rows before"
-            self.weights[row] = old[former]
-            for name, values in stacked.items():
-                values[row] = self.buffers[name][former]
-        self.gradients, self.buffers = torch.zeros_like(self.weights), stacked
+    def _resize_to(self, count: int) -> None:
+        """Have so many rows: first the former ones, then the common model's."""
+        kept = min(count, len(self.weights))
+        former, self.weights = self.weights, self.common.repeat(count, 1)
+        self.weights[:kept] = former[:kept]
+        for name, buffer in self.model.named_buffers():
+            rows = buffer.detach().repeat(count, *[1] * buffer.dim())
+            if kept:
+                rows[:kept] = self.buffers[name][:kept]
+            self.buffers[name] = rows
+        self.gradients = torch.zeros_like(self.weights)
         self.steps = self._made_like(self._optimizer)
         self._modules: list[torch.nn.Module] = []
         self._stand_in: StandIn | None = None
@@ -91,8 +89,7 @@ class LearnerModels:
     def resize(self, count: int) -> None:
         """Have so many learners: new ones begin with the common model, the last ones go."""
         former = self.steps.state_dict()["state"]
-        kept = range(min(count, self.count))
-        self._resize_to(count, kept)
+        self._resize_to(count)
         for place, values in former.items():
             (parameter,) = self.steps.param_groups[place]["params"]
             self.steps.state[parameter] = {name: _resized(value, count) for name, value in values.items()}
@@ -207,7 +204,7 @@ def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _resized(value: Any, count: int) -> Any:

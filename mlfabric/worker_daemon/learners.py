@@ -13,9 +13,10 @@ movement: ``z + sum(corrections) + momentum (z - z_before)`` (algorithm 1). With
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -94,7 +95,7 @@ class Learners:
         instance_of(torch.optim.Optimizer, "optimizer", optimizer, "a torch.optim.Optimizer")
         if not callable(loss):
             raise UsageError(f"loss={loss!r}; allowed: a function of a model and a batch")
-        self.model, self._loss = model, loss
+        self.model, self._optimizer, self._loss = model, optimizer, loss
         self._tuner = LearnerCount(MOST_LEARNERS) if count == "auto" else None
         fixed = 1 if count == "auto" else integer_of("count", count, least=1)
         self._alpha = None if alpha is None else number_of("alpha", alpha)
@@ -106,6 +107,9 @@ class Learners:
         if engine not in ("auto", *ENGINES):
             raise UsageError(f"engine={engine!r}; allowed: auto, {', '.join(ENGINES)}")
         self._wanted_engine, self._engine = engine, "" if engine == "auto" else engine
+        self._free_bytes = int(SPARED * _free_bytes(optimizer.param_groups[0]["params"][0].device))
+        """What all learners together may take."""
+        self._check_fit(fixed, _least_bytes(optimizer))
         self._models = LearnerModels(model, optimizer, fixed)
         self._velocity = torch.zeros_like(self._models.common)
         self._rates = self._models.rates()
@@ -233,35 +237,52 @@ class Learners:
         Raises:
             UsageError: says how many would.
         """
-        models, saved = self._models, [0]
+        saved = [0]
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             saved[0] += tensor.numel() * tensor.element_size()
             return tensor
 
-        buffers = sum(values[0].numel() * values.element_size() for values in models.buffers.values())
+        buffers = sum(buffer.numel() * buffer.element_size() for buffer in self.model.buffers())
         was = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.enable_grad():
             self._loss(self.model, *batch)
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 buffer.copy_(was[name])
-        states = sum(len(_as_tuple(models.steps.defaults.get(name))) for name in ("momentum", "betas"))
-        row = models.common.numel() * models.common.element_size()
-        self._bytes_each = row * (3 + states) + buffers + saved[0]
-        fits = max(1, int(SPARED * self._free_bytes()) // self._bytes_each)
+        self._bytes_each = _least_bytes(self._optimizer) + buffers + saved[0]
         if self._tuner is not None:
-            self._tuner.limit(min(MOST_LEARNERS, fits))
-        elif self.count > fits:
-            each, free = self._bytes_each / 2**20, self._free_bytes() / 2**20
+            self._tuner.limit(min(MOST_LEARNERS, self._fits(self._bytes_each)))
+        self._check_fit(self.count, self._bytes_each)
+
+    def _fits(self, bytes_each: int) -> int:
+        """Return how many learners fit, at least one: that one is what training takes anyway."""
+        return max(1, self._free_bytes // bytes_each)
+
+    def _check_fit(self, count: int, bytes_each: int) -> None:
+        fits = self._fits(bytes_each)
+        if count > fits:
+            each, free = bytes_each / 2**20, self._free_bytes / 2**20
             raise UsageError(
-                f"count={self.count}: a learner takes {each:.1f} MiB and {free:.0f} MiB are free; allowed: up to {fits}"
+                f"count={count}: a learner takes {each:.1f} MiB and {free:.0f} MiB are free; allowed: up to {fits}"
             )
 
-    def _free_bytes(self) -> int:
-        if self._models.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self._models.device)[0])
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+def _free_bytes(device: torch.device) -> int:
+    """Return how much memory can be had: of a CUDA device, else of the machine, what files fill included."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    told = Path("/proc/meminfo")
+    lines = told.read_text().splitlines() if told.exists() else []
+    kib = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return 1024 * kib[0] if kib else sys.maxsize
+
+
+def _least_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Return what a learner takes without activations: weights, gradient, correction, and the optimizer's averages."""
+    averages = sum(len(_as_tuple(optimizer.defaults.get(name))) for name in ("momentum", "betas"))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return (3 + averages) * int(sum(p.numel() * p.element_size() for p in parameters))
 
 
 def _shapes(batch: Batch) -> tuple[torch.Size | None, ...]:

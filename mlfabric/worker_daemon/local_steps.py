@@ -51,6 +51,7 @@ class OuterModel:
     Attributes:
         model: the outer one.
         optimizer: steps it.
+        overlaps: see above.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class OuterModel:
         *,
         overlaps: bool = False,
     ) -> None:
-        self._own, self.model = model, deepcopy(model)
+        self._own, self.model, self.overlaps = model, deepcopy(model), overlaps
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         both = zip(model.parameters(), self.model.parameters(), strict=True)
         self._pairs = [(own, shared) for own, shared in both if id(own) in stepped]
@@ -128,7 +129,6 @@ class LocalOptimizer(TakenOver):
         super().__init__(optimizer)
         self.rounds = rounds
         self._outer, self._inner_steps = outer, inner_steps
-        self._overlaps = not rounds.waits
         self._made = self._weight = 0
         """How many inner steps were made since the last round, and what they weigh."""
         self._next_weight = 1
@@ -192,14 +192,14 @@ class LocalOptimizer(TakenOver):
         self.rounds.step()
         last = self.rounds.last
         is_spoilt = last is not None and last.reason == NOT_FINITE
-        self._outer.hand_over(whole=is_spoilt or not self._overlaps)
+        self._outer.hand_over(whole=is_spoilt or not self._outer.overlaps)
 
     def finish(self) -> None:
         """Apply settled rounds and continue from the outer model. Own steps since the last round are given up.
 
         With ``wait=False`` it waits for the round that the last movement is in.
         """
-        self.rounds.finish(waits=self._overlaps)
+        self.rounds.finish(waits=self._outer.overlaps)
         self._made = self._weight = 0
         self._outer.hand_over()
 

@@ -47,9 +47,6 @@ class RoundOptimizer(TakenOver):
         waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
         gossips: each worker has a model of its own, and rounds average these.
-
-    Attributes:
-        waits: see above.
     """
 
     def __init__(
@@ -69,7 +66,6 @@ class RoundOptimizer(TakenOver):
         self._flat = FlatGradients([p for group in optimizer.param_groups for p in group["params"]], model)
         trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, self._flat)
         self._gossips, self._put = gossips, trained.put
-        self.waits = waits
         self._steps: RoundSteps[torch.Tensor] = RoundSteps(
             trained,
             ThreadWaits(),

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import mlfabric
+from mlfabric.worker_daemon import learners as learners_module
 from mlfabric.worker_daemon.learner_engines import ENGINES
 
 K, BATCH = 3, 4
@@ -189,12 +190,14 @@ def test_what_a_learner_takes_is_said_and_what_does_not_fit_is_refused(monkeypat
         learners.step(*batch)
     each = learners.report.bytes_per_learner
     assert 4 * 4 * len(flat(model)) < each < 20 * 4 * len(flat(model))
-    monkeypatch.setattr(mlfabric.Learners, "_free_bytes", lambda self: 10 * each)
-    many = mlfabric.Learners(model, sgd, squared, count=11)
-    *first, last = batches(11)
+    monkeypatch.setattr(learners_module, "_free_bytes", lambda device: 10 * each)
+    with pytest.raises(mlfabric.UsageError, match=r"count=1000: a learner takes .* allowed: up to"):
+        mlfabric.Learners(model, sgd, squared, count=1000)
+    many = mlfabric.Learners(model, sgd, squared, count=10)
+    *first, last = batches(10)
     for batch in first:
         many.step(*batch)
-    with pytest.raises(mlfabric.UsageError, match=r"count=11: a learner takes .* allowed: up to 9"):
+    with pytest.raises(mlfabric.UsageError, match=r"count=10: a learner takes .* allowed: up to 9"):
         many.step(*last)
 
 
