@@ -9,7 +9,16 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks.testbed.cells import ALL_CELLS, BACKUP_CELL, LAG_CELLS, LDA_CELL, LOCAL_CELLS, ROUND_CELLS, Cell
+from benchmarks.testbed.cells import (
+    ALL_CELLS,
+    BACKUP_CELL,
+    GOSSIP_CELLS,
+    LAG_CELLS,
+    LDA_CELL,
+    LOCAL_CELLS,
+    ROUND_CELLS,
+    Cell,
+)
 from benchmarks.testbed.runs import REPORT_EVERY_S, BackupKind, Consistency
 from mlfabric.errors import UsageError
 
@@ -228,6 +237,8 @@ def _in_rounds() -> tuple[System, ...]:
             overlap=True,
         ),
         one("partial", "mlfabric partial, majority", "partial", ROUND_CELLS, method="partial", quorum="majority"),
+        one("rand", "mlfabric gossip in random rings", "ring", GOSSIP_CELLS, method="rand"),
+        one("rand-aware", "mlfabric gossip in groups around fast links", "ring", GOSSIP_CELLS, method="rand-aware"),
     )
 
 

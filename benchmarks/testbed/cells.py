@@ -15,6 +15,7 @@ __all__ = [
     "CELLS",
     "EVEN_CELL",
     "FOUR_CELL",
+    "GOSSIP_CELLS",
     "LAG_CELLS",
     "LDA_CELL",
     "LOCAL_CELLS",
@@ -74,6 +75,9 @@ ACCURACY_CELLS = ("C1-N1", "C2-N2", "C3-N3")
 
 LOCAL_CELLS = ("C1-N3", "C2-N3")
 """Where workers that make steps by themselves are compared: half of the links are slow."""
+
+GOSSIP_CELLS = ("C1-N2", "C1-N3")
+"""Where rings of models, over all links alike, are compared with groups around those who have fast ones."""
 
 LDA_CELL = "C1-N1"
 """Where topics are found, as in the paper."""

@@ -29,8 +29,10 @@ _ROUND_RULES: Mapping[Method, Callable[[ModelSpec], RoundRule]] = {
     Method.ELASTIC: Elastic,
     Method.LOCAL_SGD: Elastic,
     Method.DILOCO: Elastic,
+    Method.SMA: Elastic,
     Method.DPSGD: Gossip,
     Method.RAND: Gossip,
+    Method.RAND_AWARE: Gossip,
     Method.D1D: Gossip,
     Method.ADPSGD: Gossip,
 }

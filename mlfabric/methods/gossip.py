@@ -2,27 +2,32 @@
 
 Each worker has a model of its own. A round gives each member the mean of its own and some others' models, so that the
 mean over all workers stays what it is. D-PSGD (Lian et al., 2017) averages with fixed neighbours, RAND-PSGD (Zhang et
-al., 2020, section 4) with those in a ring that is drawn anew for each round, D1D-PSGD (the same) with all. There a
-round has everybody. AD-PSGD (Lian et al., 2018) waits for nobody: whoever is ready makes pairs.
+al., 2020, section 4) with those in a ring that is drawn anew for each round, D1D-PSGD (the same) with all. Where
+links are slow, groups around workers with fast ones mix as well (``hubs.py``). There a round has everybody. AD-PSGD
+(Lian et al., 2018) waits for nobody: whoever is ready makes pairs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from mlfabric.methods.all_reduce import Shaped
 from mlfabric.methods.byte_trees import Trees
+from mlfabric.methods.hubs import Link, Team, teams
 from mlfabric.methods.mixing import Mixing, groups
 from mlfabric.methods.round_rule import Late, Readiness
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.planning import Shape
 
-__all__ = ["Gossip", "Neighbours", "shape_gossip"]
+__all__ = ["Gossip", "Groups", "Neighbours", "shape_gossip"]
 
 _PAIR = 2
 _MIXINGS: Mapping[Method, Mixing] = {
     Method.RAND: Mixing.RANDOM_RING,
+    Method.RAND_AWARE: Mixing.RANDOM_RING,
     Method.D1D: Mixing.FULL,
     Method.ADPSGD: Mixing.PAIRS,
 }
@@ -53,38 +58,84 @@ class Gossip:
         return Late.JOINS
 
 
+class Groups(NamedTuple):
+    """Who averages with whom in one round.
+
+    ``of`` says, by worker, whose models its next one is the mean of; each sums these for itself, but where groups come
+    to one mean each: then ``trees`` has, by who sums for a group, from whom each other member has the result.
+    ``seconds_per_bit`` is how long the round takes at least, for each bit of a model; 0 if that is unknown.
+    """
+
+    of: Mapping[str, Sequence[str]]
+    trees: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    seconds_per_bit: float = 0.0
+
+
 class Neighbours:
-    """Who averages with whom in the rounds of one model."""
+    """Who averages with whom in the rounds of one model.
+
+    Attributes:
+        reads_links: that depends on what links carry.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         options = spec.rounds or RoundOptions()
         self._mixing = _MIXINGS.get(spec.method) or Mixing(options.mixing)
         self._average_every = options.average_every
+        self.reads_links = spec.method is Method.RAND_AWARE
 
-    def groups(self, workers: Sequence[str], version: int) -> dict[str, list[str]] | None:
-        """Return, by worker, whose models its next one is the mean of; None if that is all of them.
+    def groups(
+        self, workers: Sequence[str], version: int, links: Mapping[str, Link] = MappingProxyType({})
+    ) -> Groups | None:
+        """Return who averages with whom; None if all do with all.
 
         Args:
             workers: who is in the round; at least one.
             version: that the round makes.
+            links: what each worker's carries, in bit/s, if that is known.
         """
         if self._mixing is Mixing.FULL or len(workers) == 1 or _is_due(version, self._average_every):
             return None
+        if links and (made := teams([links[worker] for worker in workers], version)):
+            return _in_teams(workers, made)
         found = groups(self._mixing, len(workers), version)
-        return {worker: [workers[i] for i in group] for worker, group in zip(workers, found, strict=True)}
+        return Groups({worker: [workers[i] for i in group] for worker, group in zip(workers, found, strict=True)})
+
+
+def _in_teams(workers: Sequence[str], made: Sequence[Team]) -> Groups:
+    of: dict[str, Sequence[str]] = {}
+    trees: dict[str, Mapping[str, str]] = {}
+    for team in made:
+        collector, giver, *others = (workers[i] for i in (team.collector, team.giver, *team.others))
+        of |= dict.fromkeys((collector, giver, *others), sorted((collector, giver, *others)))
+        trees[collector] = {giver: collector, **dict.fromkeys(others, giver)}
+    return Groups(of, trees, max(team.time for team in made))
 
 
 def _is_due(version: int, average_every: int) -> bool:
     return average_every > 0 and version % average_every == 0
 
 
-def shape_gossip(groups: Mapping[str, Sequence[str]], size_bytes: int) -> Shaped:
-    """Return how a round goes in which each worker gets the models of its group, itself in it, and sums them."""
+def shape_gossip(groups: Groups, size_bytes: int) -> Shaped:
+    """Return how a round goes in which each worker gets the sum of its group's models, itself in it."""
+    edges: Mapping[str, Mapping[str, str]] = groups.trees or {worker: {} for worker in groups.of}
     trees = tuple(
-        Trees(start=0, end=size_bytes, root=worker, parents={w: worker for w in group if w != worker}, sources={})
-        for worker, group in groups.items()
+        Trees(
+            start=0,
+            end=size_bytes,
+            root=root,
+            parents={worker: root for worker in groups.of[root] if worker != root},
+            sources=sources,
+        )
+        for root, sources in edges.items()
     )
-    each = max(map(len, groups.values())) - 1
-    reason = f"each sums its own model and {each} other{'s' if each > 1 else ''}"
-    summed = {worker: len(group) for worker, group in groups.items()}
-    return Shaped(shape=Shape.DIRECT, trees=trees, transfers=(), reason=reason, summed=summed)
+    most = max(map(len, groups.of.values()))
+    each = f"each sums its own model and {most - 1} other{'s' if most > 2 else ''}"
+    return Shaped(
+        shape=Shape.DIRECT,
+        trees=trees,
+        transfers=(),
+        reason=f"{len(trees)} groups of up to {most}" if groups.trees else each,
+        summed={worker: len(group) for worker, group in groups.of.items()},
+        planned_ns=round(8e9 * size_bytes * groups.seconds_per_bit),
+    )

@@ -75,8 +75,10 @@ class Method(Enum):
     ELASTIC = "elastic"
     LOCAL_SGD = "local-sgd"
     DILOCO = "diloco"
+    SMA = "sma"
     DPSGD = "dpsgd"
     RAND = "rand"
+    RAND_AWARE = "rand-aware"
     D1D = "d1d"
     ADPSGD = "adpsgd"
 
@@ -88,12 +90,12 @@ class Method(Enum):
     @property
     def has_inner_steps(self) -> bool:
         """Whether workers make several steps by themselves for each round."""
-        return self in (Method.LOCAL_SGD, Method.DILOCO)
+        return self in (Method.LOCAL_SGD, Method.DILOCO, Method.SMA)
 
     @property
     def is_gossip(self) -> bool:
         """Whether each worker has a model of its own, and averages it with others' ones."""
-        return self in (Method.DPSGD, Method.RAND, Method.D1D, Method.ADPSGD)
+        return self in (Method.DPSGD, Method.RAND, Method.RAND_AWARE, Method.D1D, Method.ADPSGD)
 
     @property
     def is_only_wrapped(self) -> bool:

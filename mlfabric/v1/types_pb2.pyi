@@ -123,6 +123,8 @@ class _MethodEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Method.ValueTy
     METHOD_RAND: _Method.ValueType  # 10
     METHOD_D1D: _Method.ValueType  # 11
     METHOD_ADPSGD: _Method.ValueType  # 12
+    METHOD_RAND_AWARE: _Method.ValueType  # 13
+    METHOD_SMA: _Method.ValueType  # 14
 
 class Method(_Method, metaclass=_MethodEnumTypeWrapper): ...
 
@@ -139,6 +141,8 @@ METHOD_DPSGD: Method.ValueType  # 9
 METHOD_RAND: Method.ValueType  # 10
 METHOD_D1D: Method.ValueType  # 11
 METHOD_ADPSGD: Method.ValueType  # 12
+METHOD_RAND_AWARE: Method.ValueType  # 13
+METHOD_SMA: Method.ValueType  # 14
 Global___Method: _TypeAlias = Method  # noqa: Y015
 
 class _Resume:

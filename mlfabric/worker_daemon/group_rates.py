@@ -12,7 +12,15 @@ from typing import Any
 
 import torch
 
-__all__ = ["rates_of", "with_rates"]
+__all__ = ["is_new_rate", "rates_of", "with_rates"]
+
+_NEW_RATE = 0.25
+"""A learning rate that changes by more than this share from one step to the next is a new one."""
+
+
+def is_new_rate(rate: float, before: float) -> bool:
+    """Tell whether a learning rate has changed so much that averages of models begin anew (CROSSBOW, section 3.2)."""
+    return abs(rate - before) > _NEW_RATE * abs(before)
 
 
 def rates_of(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:

@@ -17,13 +17,14 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from mlfabric.arguments import instance_of, integer_of, number_of
 from mlfabric.errors import UsageError
 from mlfabric.methods.learner_count import LearnerCount
+from mlfabric.worker_daemon.group_rates import is_new_rate
 from mlfabric.worker_daemon.learner_engines import ENGINES, Batch, Loss
 from mlfabric.worker_daemon.learner_models import LearnerModels
 
@@ -35,10 +36,20 @@ TRIES = 3
 """So many times each engine computes the first batches, before the fastest is taken."""
 WARM_UP = 2
 """So many iterations with a new number of learners are not read."""
-NEW_RATE = 0.25
-"""A learning rate that changes by more than this share from one iteration to the next makes a restart."""
 SPARED = 0.9
 """Of the memory that is free learners take this share at most."""
+
+
+@runtime_checkable
+class InFabric(Protocol):
+    """An optimizer of one worker of many, that makes inner steps."""
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """Makes them."""
+
+    def stepped(self) -> None:
+        """Count an inner step that was made in another way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +77,9 @@ class Learners:
     Args:
         model: the central model; it always has the average, to evaluate and to save.
         optimizer: of its parameters. Each learner has one like it; learning-rate schedulers act on all. Each of its
-            numbers must depend on one element's values alone, as in SGD, Adam and AdamW.
+            numbers must depend on one element's values alone, as in SGD, Adam and AdamW. If it is what
+            ``mlfabric.wrap`` has returned with method sma, local-sgd or diloco, this device is one worker of many, and
+            each iteration of its learners is one of its inner steps.
         loss: is given a model and what a batch has; returns the mean loss of the batch.
         count: how many learners; ``"auto"`` for as many as bring more batches per second (algorithm 2).
         alpha: how strongly learners are drawn to the central model, above 0 and at most 1; 1 over their number unless
@@ -95,6 +108,9 @@ class Learners:
         instance_of(torch.optim.Optimizer, "optimizer", optimizer, "a torch.optim.Optimizer")
         if not callable(loss):
             raise UsageError(f"loss={loss!r}; allowed: a function of a model and a batch")
+        self._fabric = optimizer if isinstance(optimizer, InFabric) else None
+        if self._fabric is not None:
+            optimizer = self._fabric.inner
         self.model, self._optimizer, self._loss = model, optimizer, loss
         self._tuner = LearnerCount(MOST_LEARNERS) if count == "auto" else None
         fixed = 1 if count == "auto" else integer_of("count", count, least=1)
@@ -162,6 +178,8 @@ class Learners:
         began_s = time.perf_counter()
         losses = ENGINES[self._engine if is_even else "in turn"](self._models, self._loss, batches)
         self._average()
+        if self._fabric is not None:
+            self._fabric.stepped()
         self._iterations += 1
         self._tune(began_s)
         return losses
@@ -171,7 +189,7 @@ class Learners:
         """Make the step of each learner and of the central model."""
         models = self._models
         rates, self._rates = self._rates, models.rates()
-        if any(abs(new - old) > NEW_RATE * abs(old) for new, old in zip(self._rates, rates, strict=True)):
+        if any(is_new_rate(new, old) for new, old in zip(self._rates, rates, strict=True)):
             self.restart()
         corrections = (models.weights - models.common).mul_(self._alpha or 1 / self.count)
         models.step()

@@ -9,13 +9,14 @@ local SGD (Stich, 2019) the outer model becomes the mean of the members'; with D
 A worker may go on while its round is made, as in Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512). Then its
 movement is how far it has come since its last offer, and the outer model that comes of a round takes the place of what
 the worker had when it offered: ``outer + (own - offered)``.
+
+With SMA workers are drawn to the shared model instead (``central_model.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from copy import deepcopy
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 
@@ -23,14 +24,16 @@ from mlfabric.arguments import instance_of, integer_of
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
+from mlfabric.worker_daemon.central_model import CENTRAL_LR, CENTRAL_MOMENTUM, CentralModel
 from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
-from mlfabric.worker_daemon.round_steps import NOT_FINITE
 from mlfabric.worker_daemon.step_roles import RoundOutcome, RoundTally
 from mlfabric.worker_daemon.taken_over import TakenOver
+from mlfabric.worker_daemon.two_models import TwoModels, is_offered
 
-__all__ = ["DILOCO_LR", "DILOCO_MOMENTUM", "INNER_STEPS", "LocalOptimizer", "OuterModel", "OuterStep"]
+__all__ = ["DILOCO_LR", "DILOCO_MOMENTUM", "INNER_STEPS", "LocalOptimizer", "OuterStep", "shared_model"]
 
-INNER_STEPS = 32
+INNER_STEPS: Mapping[Method, int] = {Method.LOCAL_SGD: 32, Method.DILOCO: 32, Method.SMA: 1}
+"""How many a worker makes for each round, unless given."""
 DILOCO_LR, DILOCO_MOMENTUM = 0.7, 0.9
 """The outer step of DiLoCo, as in the paper's section 3."""
 
@@ -38,76 +41,111 @@ OuterStep = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of the outer model's parameters."""
 
 
+class Shared(Protocol):
+    """The model that all workers share, and how a worker's own one goes on from it.
+
+    Attributes:
+        model: the shared one.
+        optimizer: steps it.
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def begin(self) -> None:
+        """Let the worker's model begin with the shared one."""
+
+    def meet(self, rounds: RoundOptimizer, weight: int) -> None:
+        """Offer what the worker's steps have brought, which weighs so much, and take in what is settled."""
+
+    def finish(self, rounds: RoundOptimizer) -> None:
+        """Apply settled rounds, and let the worker's model go on from the shared one."""
+
+
 class OuterModel:
-    """The model that all workers share, beside the one that this worker steps.
+    """The model that workers' own ones begin each round with.
 
     Args:
-        model: this worker's.
-        optimizer: of its inner steps; what it does not step stays as it is.
-        method: says how the outer model is stepped.
-        outer: makes the optimizer of the outer model, if it is not the method's usual one.
+        models: this worker's, and the outer one.
+        optimizer: steps the outer one.
         overlaps: the worker goes on while rounds are made.
 
     Attributes:
         model: the outer one.
-        optimizer: steps it.
-        overlaps: see above.
     """
 
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        method: Method,
-        outer: OuterStep | None,
-        *,
-        overlaps: bool = False,
-    ) -> None:
-        self._own, self.model, self.overlaps = model, deepcopy(model), overlaps
-        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        both = zip(model.parameters(), self.model.parameters(), strict=True)
-        self._pairs = [(own, shared) for own, shared in both if id(own) in stepped]
-        self._begun = [own.detach().clone() for own, _ in self._pairs] if overlaps else None
+    def __init__(self, models: TwoModels, optimizer: torch.optim.Optimizer, *, overlaps: bool = False) -> None:
+        self._models, self.optimizer, self._overlaps = models, optimizer, overlaps
+        self.model = models.shared
+        self._begun = [own.detach().clone() for own, _ in models.pairs] if overlaps else None
         """What this worker had when it offered, if it goes on from there."""
-        parameters = [shared for _, shared in self._pairs]
-        made = (outer or _usual_step(method))(parameters)
-        self.optimizer = instance_of(torch.optim.Optimizer, "what outer makes", made, "a torch.optim.Optimizer")
 
-    def _buffers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Give this worker's floating-point buffers and the outer ones; a module may assign a buffer anew."""
-        shared = dict(self.model.named_buffers())
-        for name, own in self._own.named_buffers():
-            if own.is_floating_point():
-                yield own, shared[name]
+    def begin(self) -> None:
+        """Let this worker's model begin with the outer one."""
+        self._hand_over(whole=True)
 
-    @torch.no_grad()
-    def take_movement(self, weight: int) -> None:
-        """Make the movement of this worker's model, times its weight, the gradient of the outer one."""
-        for (own, shared), begun in zip(self._pairs, self._from(), strict=True):
-            shared.grad = (begun - own).mul_(weight)
-        for buffer, shared_buffer in self._buffers():
-            shared_buffer.copy_(buffer)
+    def meet(self, rounds: RoundOptimizer, weight: int) -> None:
+        """Offer how far this worker has come; go on from the outer model."""
+        with torch.no_grad():
+            for (own, shared), begun in zip(self._models.pairs, self._from(), strict=True):
+                shared.grad = (begun - own).mul_(weight)
+        self._models.offer_buffers()
+        rounds.weigh(weight)
+        is_sound = is_offered(rounds)
+        self._hand_over(whole=not (is_sound and self._overlaps))
+
+    def finish(self, rounds: RoundOptimizer) -> None:
+        """Apply settled rounds, where they overlap that of the last movement, too; go on from the outer model."""
+        rounds.finish(waits=self._overlaps)
+        self._hand_over(whole=True)
 
     def _from(self) -> list[torch.Tensor]:
         """Return from where this worker's movement counts."""
-        return [shared for _, shared in self._pairs] if self._begun is None else self._begun
+        return list[torch.Tensor](self._models.parameters) if self._begun is None else self._begun
 
     @torch.no_grad()
-    def hand_over(self, *, whole: bool = True) -> None:
+    def _hand_over(self, *, whole: bool) -> None:
         """Let this worker's model go on from the outer one; with what it has just offered if that is not ``whole``."""
-        for (own, shared), begun in zip(self._pairs, self._from(), strict=True):
+        for (own, shared), begun in zip(self._models.pairs, self._from(), strict=True):
             own.copy_(shared if whole else (own - begun).add_(shared))
             shared.grad = None
             if self._begun is not None:
                 begun.copy_(own)
-        for buffer, shared_buffer in self._buffers():
-            buffer.copy_(shared_buffer)
+        self._models.take_buffers()
 
 
-def _usual_step(method: Method) -> OuterStep:
-    if method is Method.LOCAL_SGD:
-        return lambda parameters: torch.optim.SGD(parameters, lr=1.0)
-    return lambda parameters: torch.optim.SGD(parameters, lr=DILOCO_LR, momentum=DILOCO_MOMENTUM, nesterov=True)
+_USUAL_STEPS: Mapping[Method, OuterStep] = {
+    Method.LOCAL_SGD: lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    Method.DILOCO: lambda parameters: torch.optim.SGD(
+        parameters, lr=DILOCO_LR, momentum=DILOCO_MOMENTUM, nesterov=True
+    ),
+    Method.SMA: lambda parameters: torch.optim.SGD(parameters, lr=CENTRAL_LR, momentum=CENTRAL_MOMENTUM),
+}
+
+
+def shared_model(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    method: Method,
+    outer: OuterStep | None,
+    *,
+    overlaps: bool,
+) -> Shared:
+    """Return the model that all workers share, beside this worker's.
+
+    Args:
+        model: this worker's.
+        optimizer: of its inner steps.
+        method: says how the shared model is stepped, and how this worker's goes on from it.
+        outer: makes the optimizer of the shared model, if it is not the method's usual one.
+        overlaps: the worker goes on while rounds are made; with SMA it always does.
+    """
+    models = TwoModels(model, optimizer)
+    made = (outer or _USUAL_STEPS[method])(models.parameters)
+    steps = instance_of(torch.optim.Optimizer, "what outer makes", made, "a torch.optim.Optimizer")
+    if method is Method.SMA:
+        return CentralModel(models, optimizer, steps)
+    return OuterModel(models, steps, overlaps=overlaps)
 
 
 class LocalOptimizer(TakenOver):
@@ -115,7 +153,7 @@ class LocalOptimizer(TakenOver):
 
     Args:
         optimizer: makes the inner steps; any of torch's.
-        outer: the model that all workers share.
+        shared: the model that all workers share.
         rounds: offers its gradients, and steps it.
         inner_steps: after how many inner steps the movement is offered, >= 1.
 
@@ -124,20 +162,25 @@ class LocalOptimizer(TakenOver):
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, outer: OuterModel, rounds: RoundOptimizer, inner_steps: int
+        self, optimizer: torch.optim.Optimizer, shared: Shared, rounds: RoundOptimizer, inner_steps: int
     ) -> None:
         super().__init__(optimizer)
         self.rounds = rounds
-        self._outer, self._inner_steps = outer, inner_steps
+        self._shared, self._inner_steps = shared, inner_steps
         self._made = self._weight = 0
         """How many inner steps were made since the last round, and what they weigh."""
         self._next_weight = 1
-        outer.hand_over()
+        shared.begin()
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """Makes the inner steps."""
+        return self._taken_over
 
     @property
     def outer_model(self) -> torch.nn.Module:
         """The model that all workers share: the one to evaluate and to save."""
-        return self._outer.model
+        return self._shared.model
 
     @property
     def version(self) -> int:
@@ -177,31 +220,28 @@ class LocalOptimizer(TakenOver):
             FabricClosedError: the worker has left the fabric.
         """
         loss = self._taken_over.step(closure)
+        self.stepped()
+        return loss
+
+    def stepped(self) -> None:
+        """Count an inner step that was made in another way, as by ``mlfabric.Learners``; go on as ``step`` does."""
         self._made, self._weight, self._next_weight = self._made + 1, self._weight + self._next_weight, 1
         if self._made >= self._inner_steps:
             self.meet()
-        return loss
 
     def meet(self) -> None:
-        """Offer the movement now, if an inner step was made since the last round; go on from the outer model."""
-        if not self._made:
-            return
-        weight, self._made, self._weight = self._weight, 0, 0
-        self._outer.take_movement(weight)
-        self.rounds.weigh(weight)
-        self.rounds.step()
-        last = self.rounds.last
-        is_spoilt = last is not None and last.reason == NOT_FINITE
-        self._outer.hand_over(whole=is_spoilt or not self._outer.overlaps)
+        """Offer what was learnt now, if an inner step was made since the last round; go on from the shared model."""
+        if self._made:
+            weight, self._made, self._weight = self._weight, 0, 0
+            self._shared.meet(self.rounds, weight)
 
     def finish(self) -> None:
         """Apply settled rounds and continue from the outer model. Own steps since the last round are given up.
 
-        With ``wait=False`` it waits for the round that the last movement is in.
+        With ``wait=False``, and with SMA, it waits for the round that the last offer is in.
         """
-        self.rounds.finish(waits=self._outer.overlaps)
         self._made = self._weight = 0
-        self._outer.hand_over()
+        self._shared.finish(self.rounds)
 
     def leave(self, detail: str = "done") -> None:
         """Leave the fabric; a second call does nothing. The end of the process does it, too."""

@@ -18,7 +18,7 @@ from mlfabric.worker_daemon.gossip_model import steps_kept
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
-from mlfabric.worker_daemon.local_steps import INNER_STEPS, LocalOptimizer, OuterModel, OuterStep
+from mlfabric.worker_daemon.local_steps import INNER_STEPS, LocalOptimizer, OuterStep, shared_model
 from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
@@ -38,6 +38,7 @@ WithoutServer = Literal[
     "partial",
     "dpsgd",
     "rand",
+    "rand-aware",
     "d1d",
     "adpsgd",
     Method.ALL_REDUCE,
@@ -45,10 +46,11 @@ WithoutServer = Literal[
     Method.PARTIAL,
     Method.DPSGD,
     Method.RAND,
+    Method.RAND_AWARE,
     Method.D1D,
     Method.ADPSGD,
 ]
-WithInnerSteps = Literal["local-sgd", "diloco", Method.LOCAL_SGD, Method.DILOCO]
+WithInnerSteps = Literal["local-sgd", "diloco", "sma", Method.LOCAL_SGD, Method.DILOCO, Method.SMA]
 
 
 def register_as_worker(
@@ -269,15 +271,17 @@ def wrap(
         method: ``"elastic"``: whoever is ready makes a round; a worker that is too slow to be worth waiting for joins a
             later one. ``"partial"``: a quorum makes a round; a gradient that misses it is added to its worker's next
             one. ``"all-reduce"``: everybody is in each round. ``"local-sgd"`` and ``"diloco"``: workers step by
-            themselves, and make elastic rounds of how far each has come. Gossip: ``"dpsgd"`` averages each worker's
-            model with those of its neighbours in a ring, ``"rand"`` in a ring that is drawn anew for each round,
-            ``"d1d"`` with all; each step waits for the round before. ``"adpsgd"`` averages pairs of whoever is ready,
-            and waits for nobody. Else as for :func:`register_as_worker`.
-        tau_max: elastic, local-sgd, diloco: how many rounds may be settled between the model that a gradient was
+            themselves, and make elastic rounds of how far each has come. ``"sma"``: workers step by themselves and are
+            drawn to a central model, which moves to their mean with momentum; its rounds are elastic, too. Gossip:
+            ``"dpsgd"`` averages each worker's model with those of its neighbours in a ring, ``"rand"`` in a ring that
+            is drawn anew for each round, ``"rand-aware"`` in groups around those with fast links, ``"d1d"`` with all;
+            each step waits for the round before. ``"adpsgd"`` averages pairs of whoever is ready, and waits for nobody.
+            Else as for :func:`register_as_worker`.
+        tau_max: elastic, local-sgd, diloco, sma: how many rounds may be settled between the model that a gradient was
             computed from and its own round, 2 unless given; a gradient beyond that is dropped. Else as for
             :func:`register_as_worker`.
-        at_least: elastic, local-sgd, diloco: the share of the workers that make a round at the least, 0.5 unless given;
-            1.0 waits for all.
+        at_least: elastic, local-sgd, diloco, sma: the share of the workers that make a round at the least, 0.5 unless
+            given; 1.0 waits for all.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.
@@ -288,9 +292,11 @@ def wrap(
         wait: partial, local-sgd, diloco: whether ``step`` waits for the round that its gradient, or its movement, is
             in; yes unless given. If not, rounds are made while the worker computes, from weights that are at least one
             round older. Not with overlap.
-        inner_steps: local-sgd, diloco: how many steps a worker makes by itself for each round, 32 unless given, >= 1.
-        outer: diloco: makes the optimizer that steps the outer model, from the list of its parameters; SGD with lr 0.7
-            and Nesterov momentum 0.9 unless given.
+        inner_steps: local-sgd, diloco, sma: how many steps a worker makes by itself for each round, >= 1; 32 unless
+            given, 1 with sma.
+        outer: diloco, sma: makes the optimizer that steps the shared model, from the list of its parameters; unless
+            given SGD with lr 0.7 and Nesterov momentum 0.9, with sma lr 1 and momentum 0.9 (without momentum it is
+            EA-SGD).
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
             that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
             before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap
@@ -331,9 +337,10 @@ def wrap(
         return FabricOptimizer(optimizer, _register(model, rule, shaping, how, nobody), rule)
     if not how.method.has_inner_steps:
         return _in_rounds(optimizer, model, how, options, waits=wait is not False and not how.method.is_gossip)
-    shared = OuterModel(model, optimizer, how.method, outer, overlaps=wait is False)
-    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=wait is not False)
-    return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS)
+    waits = wait is not False and how.method is not Method.SMA
+    shared = shared_model(model, optimizer, how.method, outer, overlaps=not waits)
+    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=waits)
+    return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS[how.method])
 
 
 def _in_rounds(

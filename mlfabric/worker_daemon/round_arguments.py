@@ -15,7 +15,8 @@ from mlfabric.model.specs import Method
 
 __all__ = ["check_steps_alone", "round_options"]
 
-_WITHOUT_WAITING = (Method.ELASTIC, Method.LOCAL_SGD, Method.DILOCO)
+_INNER = tuple(method for method in Method if method.has_inner_steps)
+_WITHOUT_WAITING = (Method.ELASTIC, *_INNER)
 _GOSSIP = tuple(method for method in Method if method.is_gossip)
 _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "at_least": _WITHOUT_WAITING,
@@ -25,8 +26,8 @@ _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "wait": (Method.PARTIAL, Method.LOCAL_SGD, Method.DILOCO),
     "average_every": _GOSSIP,
     "mixing": (Method.DPSGD,),
-    "inner_steps": (Method.LOCAL_SGD, Method.DILOCO),
-    "outer": (Method.DILOCO,),
+    "inner_steps": _INNER,
+    "outer": (Method.DILOCO, Method.SMA),
 }
 """Options that not all methods have."""
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
-from mlfabric.lab.fabric import Fabric, FabricConfig
+from mlfabric.channels.memory import SEGMENT_BYTES
+from mlfabric.lab.fabric import Fabric, FabricConfig, host_of
 from mlfabric.lab.gossip import NEAR, GossipJob
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method
@@ -34,3 +37,30 @@ def test_without_faults_every_model_is_given_away_whole(method: Method, agrees: 
     np.testing.assert_allclose(list(whole.values()), 1.0, atol=NEAR)
     if agrees:
         assert any(f"a mean of {WORKERS}" in line for line in fabric.story)
+
+
+SLOW, TEAM, LINK_BPS, PIECE_BYTES = 0.1, 12, 40e6, 2 * SEGMENT_BYTES
+
+
+def rounds_over_slow_links(method: Method) -> int:
+    """Return how many rounds workers make while half of all links are slow; others are later."""
+    job = GossipJob(method=method, rounds=RoundOptions(), rows=400, compute_s=(0.02, 0.03), workers=TEAM)
+    fabric = Fabric(FabricConfig(seed=3, workers=TEAM, hosts=TEAM + 1, link_bps=LINK_BPS), job)
+    fabric.links.piece_bytes = PIECE_BYTES
+    draw = random.Random(5)
+    try:
+        fabric.start_scheduler()
+        for index in range(TEAM):
+            fabric.start_worker(index)
+        for _ in range(3):
+            for index in range(TEAM):
+                for direction in ("up", "down"):
+                    fabric.links.set_rate(host_of(index), direction, draw.choice((1.0, SLOW)) * LINK_BPS)
+            fabric.run(8.0)
+    finally:
+        fabric.close()
+    return min(job.witness.finished.values())
+
+
+def test_groups_around_fast_links_make_more_rounds_than_random_rings(compiled_planner) -> None:
+    assert rounds_over_slow_links(Method.RAND_AWARE) > 1.4 * rounds_over_slow_links(Method.RAND)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric.methods import Late, round_rule_of
-from mlfabric.methods.gossip import Neighbours, shape_gossip
+from mlfabric.methods.gossip import Groups, Neighbours, shape_gossip
+from mlfabric.methods.hubs import Link
 from mlfabric.model.specs import Method, ModelSpec, RoundOptions
 from tests.methods.test_round_rules import LAYOUT, MS, USUAL_NS, who
 
@@ -57,7 +58,7 @@ def test_what_each_model_gives_away_adds_up_to_one(method: Method, workers: int,
         assert method is Method.D1D or workers == 1
         return
     given_away = dict.fromkeys(names, 0.0)
-    for worker, group in groups.items():
+    for worker, group in groups.of.items():
         assert worker in group
         for other in group:
             given_away[other] += 1 / len(group)
@@ -76,10 +77,22 @@ def test_every_so_many_rounds_all_get_the_mean_of_all() -> None:
 
 
 def test_each_has_a_tree_of_its_own_from_its_neighbours() -> None:
-    shaped = shape_gossip({"a": ["a", "b"], "b": ["a", "b", "c"], "c": ["b", "c"]}, 64)
+    shaped = shape_gossip(Groups({"a": ["a", "b"], "b": ["a", "b", "c"], "c": ["b", "c"]}), 64)
     assert [(tree.root, dict(tree.parents), tree.start, tree.end) for tree in shaped.trees] == [
         ("a", {"b": "a"}, 0, 64),
         ("b", {"a": "b", "c": "b"}, 0, 64),
         ("c", {"b": "c"}, 0, 64),
     ]
     assert shaped.summed == {"a": 2, "b": 3, "c": 2}
+
+
+def test_in_groups_one_collects_and_another_one_gives_the_sum_to_the_rest() -> None:
+    links = {"a": Link(1.0, 10.0), "b": Link(10.0, 1.0), "c": Link(1.0, 1.0), "d": Link(1.0, 1.0)}
+    groups = Neighbours(spec(Method.RAND_AWARE)).groups(list(links), 1, links)
+    assert groups is not None
+    shaped = shape_gossip(groups, 64)
+    (tree,) = shaped.trees
+    assert (tree.root, tree.parents) == ("a", {"b": "a", "c": "a", "d": "a"})
+    assert tree.sources == {"b": "a", "c": "b", "d": "b"}
+    assert shaped.summed == dict.fromkeys(links, 4)
+    assert shaped.planned_ns == 8 * 64 * 10**9, "a slow link carries one model"

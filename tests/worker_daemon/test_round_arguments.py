@@ -21,19 +21,19 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "elastic", "quorum": "solo"}, "quorum='solo' with method elastic; allowed: with partial only"),
         (
             {"method": "partial", "at_least": 0.5},
-            "at_least=0.5 with method partial; allowed: with elastic, local-sgd and diloco only",
+            "at_least=0.5 with method partial; allowed: with elastic, local-sgd, diloco and sma only",
         ),
         ({"full_every": 4}, "full_every=4 with method asynchronous; allowed: with partial only"),
         (
             {"method": "partial", "tau_max": 3},
-            "tau_max=3 with method partial; allowed: with elastic, local-sgd, diloco and asynchronous only",
+            "tau_max=3 with method partial; allowed: with elastic, local-sgd, diloco, sma and asynchronous only",
         ),
         (
             {"method": "elastic", "inner_steps": 4},
-            "inner_steps=4 with method elastic; allowed: with local-sgd and diloco",
+            "inner_steps=4 with method elastic; allowed: with local-sgd, diloco and sma only",
         ),
         ({"method": "diloco", "inner_steps": 0}, "inner_steps=0; allowed"),
-        ({"method": "local-sgd", "outer": torch.optim.SGD}, "method local-sgd; allowed: with diloco only"),
+        ({"method": "local-sgd", "outer": torch.optim.SGD}, "method local-sgd; allowed: with diloco and sma only"),
         ({"method": "diloco", "outer": 0.7}, "outer=0.7; allowed: a function that makes the optimizer"),
         ({"method": "diloco", "outer": lambda p: 3}, "allowed: a torch.optim.Optimizer"),
         ({"method": "diloco", "outer": torch.optim.LBFGS}, "LBFGS, whose step needs a closure"),
@@ -48,7 +48,7 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "d1d", "average_every": 0}, "average_every=0; allowed"),
         (
             {"method": "elastic", "average_every": 2},
-            "average_every=2 with method elastic; allowed: with dpsgd, rand, d1d and adpsgd only",
+            "average_every=2 with method elastic; allowed: with dpsgd, rand, rand-aware, d1d and adpsgd only",
         ),
         ({"method": "elastic", "servers": 2}, "servers=2 with method elastic, which has no server"),
         ({"method": "elastic", "slack": 2}, "slack=2 with method elastic, which has no server"),

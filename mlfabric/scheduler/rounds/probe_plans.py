@@ -28,7 +28,8 @@ from mlfabric.scheduler.rounds.probe_evidence import changed_rates
 
 __all__ = ["ProbeCount", "Probing", "Probings", "probes_of"]
 
-_TARGETS = 2
+TARGETS = 2
+"""To how many others each worker sends, unless said."""
 _LEAST_WORKERS = 4
 _SHARE = 5
 """A probe has this part of the tensor at most."""
@@ -84,14 +85,15 @@ class Probing:
 
     Args:
         network: its rates are set.
+        targets: to how many others each worker sends.
 
     Attributes:
         count: of all probes so far.
     """
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, targets: int = TARGETS) -> None:
         self.count = ProbeCount()
-        self._network = network
+        self._network, self._targets = network, targets
         self._probings: Probings | None = None
         self._found: dict[tuple[str, str], int] = {}
         self._calm = self._skipped = 0
@@ -118,7 +120,7 @@ class Probing:
         if len(hosts) < _LEAST_WORKERS:
             return None
         full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
-        fitting_bytes = pause_ns * full_bps // (_ROOM * _TARGETS * 8 * 10**9)
+        fitting_bytes = pause_ns * full_bps // (_ROOM * self._targets * 8 * 10**9)
         probe_bytes = min(size_bytes // _SHARE, fitting_bytes)
         if probe_bytes < max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)):
             return None
@@ -129,11 +131,11 @@ class Probing:
         self._probings = Probings(
             round=after,
             hosts=hosts,
-            targets=_circle(after, hosts),
+            targets=_circle(after, hosts, self._targets),
             size_bytes=probe_bytes,
-            slot_ns=round(_SLOT_SHARE * pause_ns / _TARGETS),
+            slot_ns=round(_SLOT_SHARE * pause_ns / self._targets),
         )
-        self._add(asked=_TARGETS * len(hosts))
+        self._add(asked=sum(map(len, self._probings.targets.values())))
         return self._probings
 
     def probed(self, event: LinkProbed) -> None:
@@ -190,9 +192,9 @@ def probes_of(context: Context, probings: Probings) -> Iterator[Probe]:
         )
 
 
-def _circle(round_id: RoundId, workers: Mapping[str, str]) -> dict[str, Sequence[str]]:
+def _circle(round_id: RoundId, workers: Mapping[str, str], targets: int) -> dict[str, Sequence[str]]:
     """Return to whom each worker sends: to those that follow it in a circle, another one after each round."""
     circle = sorted(workers)
     Random(f"{round_id.term}/{round_id.counter}").shuffle(circle)
     twice = circle + circle
-    return {worker: twice[i + 1 : i + 1 + _TARGETS] for i, worker in enumerate(circle)}
+    return {worker: twice[i + 1 : i + min(1 + targets, len(circle))] for i, worker in enumerate(circle)}

@@ -5,16 +5,17 @@ One round is carried at a time. Who is in it, and what follows from its end, oth
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
-from mlfabric.network import up_link
+from mlfabric.methods.hubs import Link
+from mlfabric.network import down_link, up_link
 from mlfabric.planning import Shape
 from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId, RoundSlow
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.rounds.probe_plans import ProbeCount, Probing, probes_of
+from mlfabric.scheduler.rounds.probe_plans import TARGETS, ProbeCount, Probing, probes_of
 from mlfabric.scheduler.rounds.rhythm import Rhythm
 from mlfabric.scheduler.rounds.round_links import RoundLinks
 from mlfabric.scheduler.rounds.round_parts import parts_of
@@ -30,10 +31,17 @@ LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
 """A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
 after so long. Each attempt that fails doubles that."""
 _REMEMBERED = 8
+_TARGETS_BETWEEN = 4
+"""To how many others each worker sends where links are probed before each round, and all depends on what that shows."""
 
 
 class RoundCarrier:
     """The round of one model that is under way, and what earlier ones have taught.
+
+    Args:
+        context: that of the scheduler.
+        model: whose rounds these are.
+        probes_first: links are probed before each round, as far as they keep changing: they are never idle otherwise.
 
     Attributes:
         running: the round that is under way; None if there is none.
@@ -46,7 +54,7 @@ class RoundCarrier:
         usual_ns: how long the last ones took; None before the first.
     """
 
-    def __init__(self, context: Context, model: str) -> None:
+    def __init__(self, context: Context, model: str, *, probes_first: bool = False) -> None:
         self.running: RunningRound | None = None
         self.how = self.no_way = ""
         self.not_before_ns = self.breaks = 0
@@ -54,13 +62,14 @@ class RoundCarrier:
         self._context = context
         self._model = model
         self._links, self._trust = RoundLinks(), Trust()
-        self._probing = Probing(context.network)
+        self._targets = _TARGETS_BETWEEN if probes_first else TARGETS
+        self._probing = Probing(context.network, self._targets)
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         """What the last rounds took, ns for each byte."""
         self.settled_ns = 0
         self.usual_ns: int | None = None
-        self._is_probed = False
-        """Whether links were to be probed before the first round."""
+        self._probes_first, self._is_probed = probes_first, False
+        """Whether links were to be probed before the next round, or the first one."""
         self._slow = 0
         """How often in a row the round was begun anew as it was slow."""
 
@@ -132,7 +141,7 @@ class RoundCarrier:
             shape=shaped.shape,
             without_stripes=shaped.without_stripes,
             since_ns=now_ns,
-            planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=0),
+            planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=shaped.planned_ns),
             version=version,
             summed=shaped.summed,
         )
@@ -165,14 +174,26 @@ class RoundCarrier:
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = self._slow = 0
+        self._is_probed = self._is_probed and not self._probes_first
         return running
+
+    def links(self, workers: Collection[str], now_ns: int) -> dict[str, Link]:
+        """Return what each worker's link carries, in bit/s, if its host's workers share that."""
+        self._links.probed(self._probing)
+        hosts = {worker: self._context.host(worker) for worker in workers}
+        sharing = Counter(hosts.values())
+        rate_bps = self._context.network.rate_bps
+        return {
+            worker: Link(*(max(1, rate_bps(way(host), now_ns)) / sharing[host] for way in (up_link, down_link)))
+            for worker, host in hosts.items()
+        }
 
     def probe_first(self, size_bytes: int, workers: Collection[str], now_ns: int) -> Iterator[Probe]:
         """Have all links probed before the first round: nothing is known of them. It begins once that is over.
 
         A round over links that are not what they are taken for takes many times as long.
         """
-        if self._took or self._is_probed:
+        if self._is_probed or (self._took and not self._probes_first):
             return
         self._is_probed = True
         pause_ns = self._probing_ns(size_bytes, workers, now_ns)
@@ -182,9 +203,10 @@ class RoundCarrier:
             yield from probes
 
     def _probing_ns(self, size_bytes: int, workers: Iterable[str], now_ns: int) -> int:
-        """Return how long a round waits while links are probed: as long as the tensor takes over the fastest one."""
+        """Return how long a round waits while links are probed: about as long as a tensor over the fastest one."""
         network, hosts = self._context.network, map(self._context.host, workers)
-        return size_bytes * 8 * 10**9 // max(1, *(network.rate_bps(up_link(host), now_ns) for host in hosts))
+        tensor_ns = size_bytes * 8 * 10**9 // max(1, *(network.rate_bps(up_link(host), now_ns) for host in hosts))
+        return tensor_ns * self._targets // TARGETS
 
     def probe(self, running: RunningRound, workers: Iterable[str], now_ns: int) -> Iterator[Probe]:
         """Have the links of some workers probed after a settled round: of those that are idle until the next one."""

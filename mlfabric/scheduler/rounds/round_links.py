@@ -79,7 +79,8 @@ class RoundLinks:
             if host in alone and network.has_host(host):
                 load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
                 is_held = worker in up_held, worker in down_held
-                self.carried(network, Carried(host, running.shape, *load, is_held, up_bps, down_bps))
+                shape = Shape.RING if running.summed else running.shape
+                self.carried(network, Carried(host, shape, *load, is_held, up_bps, down_bps))
 
     def carried(self, network: Network, carried: Carried) -> None:
         """Set the rates of one host's link to what a round has shown."""

@@ -11,12 +11,12 @@ nothing, and hear that there is a new version.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlfabric.methods import Late, round_rule_of
 from mlfabric.methods.all_reduce import Shaped
-from mlfabric.methods.gossip import Neighbours, shape_gossip
+from mlfabric.methods.gossip import Groups, Neighbours, shape_gossip
 from mlfabric.model.specs import ModelSpec
 from mlfabric.protocol import (
     Instruction,
@@ -61,8 +61,9 @@ class StepRounds:
         self.thresholds = Thresholds(spec.name)
         self._context = context
         self._rule = round_rule_of(spec)
-        self._carrier = RoundCarrier(context, spec.name)
         self._neighbours = Neighbours(spec) if spec.method.is_gossip else None
+        reads_links = self._neighbours is not None and self._neighbours.reads_links
+        self._carrier = RoundCarrier(context, spec.name, probes_first=reads_links)
         self._states = ModelStates(context, spec, self._carrier, self._drop)
         self._standings = self._states.standings
         self._since_full = 0
@@ -282,11 +283,12 @@ class StepRounds:
             return
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
-        groups = self._groups(heads)
-        receivers, size_bytes = self._standings.receivers(heads), next(iter(heads.values())).size_bytes
-        if probes := list(self._carrier.probe_first(size_bytes, [*heads, *receivers], now_ns)):
+        size_bytes, everybody = next(iter(heads.values())).size_bytes, [*heads, *self._standings.receivers(heads)]
+        if probes := list(self._carrier.probe_first(size_bytes, everybody, now_ns)):
             yield from probes
             return
+        groups = self._groups(heads, now_ns)
+        receivers = self._standings.receivers(heads)
         shaped = shape_gossip(groups, size_bytes) if groups else self._shape(heads, receivers, now_ns)
         who = self._standings.who_is_in(heads, now_ns)
         running = self._carrier.begin(shaped, heads, (), receivers, now_ns, self.version + 1, who)
@@ -299,18 +301,21 @@ class StepRounds:
         shaped = self._carrier.shape(heads, (), (), now_ns)
         return shaped if isinstance(shaped, str) else replace(shaped, summed=dict.fromkeys(heads, len(heads)))
 
-    def _groups(self, heads: dict[str, ReduceRequested]) -> Mapping[str, Sequence[str]]:
-        """Return, by worker, whose models it averages; nothing if all get the same sum.
+    def _groups(self, heads: dict[str, ReduceRequested], now_ns: int) -> Groups | None:
+        """Return who averages with whom; None if all get the same sum.
 
         Who is left over where pairs are made is taken out of the round.
         """
         if self._neighbours is None or all(head.for_all for head in heads.values()):
-            return {}
-        groups = self._neighbours.groups(list(heads), self.version + 1) or {}
-        for worker, group in groups.items():
+            return None
+        links = self._carrier.links(heads, now_ns) if self._neighbours.reads_links else {}
+        groups = self._neighbours.groups(list(heads), self.version + 1, links)
+        if groups is None:
+            return None
+        for worker, group in groups.of.items():
             if len(group) == 1:
                 del heads[worker]
-        return {worker: group for worker, group in groups.items() if worker in heads}
+        return groups._replace(of={worker: group for worker, group in groups.of.items() if worker in heads})
 
     def arrived(self, event: RoundArrived, now_ns: int) -> Iterator[Instruction]:
         """Note that a worker has the result; settle the round if it was the last."""
