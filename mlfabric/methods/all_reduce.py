@@ -52,7 +52,8 @@ class Shaped:
         transfers: what is to be reserved for them.
         without_stripes: they might have been used, but for not being allowed.
         summed: by worker, of how many contributions its result is the sum, if not all get the sum of all.
-        planned_ns: how long it is to take, where nothing is reserved; 0 if that is unknown.
+        planned_ns: how long it is to take, where nothing is reserved; 0 if nobody is to watch that.
+        is_best: nothing that might be learnt of links would make it shorter.
     """
 
     shape: Shape
@@ -62,6 +63,7 @@ class Shaped:
     without_stripes: bool = False
     summed: Mapping[str, int] = field(default_factory=dict)
     planned_ns: int = 0
+    is_best: bool = False
 
 
 def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:

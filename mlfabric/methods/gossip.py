@@ -63,12 +63,14 @@ class Groups(NamedTuple):
 
     ``of`` says, by worker, whose models its next one is the mean of; each sums these for itself, but where groups come
     to one mean each: then ``trees`` has, by who sums for a group, from whom each other member has the result.
-    ``seconds_per_bit`` is how long the round takes at least, for each bit of a model; 0 if that is unknown.
+    ``seconds_per_bit`` is how long the round takes at least, for each bit of a model; 0 if that is unknown. ``is_best``
+    says that this is as long as the slowest link needs for one model.
     """
 
     of: Mapping[str, Sequence[str]]
     trees: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     seconds_per_bit: float = 0.0
+    is_best: bool = False
 
 
 class Neighbours:
@@ -97,19 +99,20 @@ class Neighbours:
         if self._mixing is Mixing.FULL or len(workers) == 1 or _is_due(version, self._average_every):
             return None
         if links and (made := teams([links[worker] for worker in workers], version)):
-            return _in_teams(workers, made)
+            return _in_teams(workers, made, 1 / min(min(link) for link in links.values()))
         found = groups(self._mixing, len(workers), version)
         return Groups({worker: [workers[i] for i in group] for worker, group in zip(workers, found, strict=True)})
 
 
-def _in_teams(workers: Sequence[str], made: Sequence[Team]) -> Groups:
+def _in_teams(workers: Sequence[str], made: Sequence[Team], least: float) -> Groups:
     of: dict[str, Sequence[str]] = {}
     trees: dict[str, Mapping[str, str]] = {}
     for team in made:
         collector, giver, *others = (workers[i] for i in (team.collector, team.giver, *team.others))
         of |= dict.fromkeys((collector, giver, *others), sorted((collector, giver, *others)))
         trees[collector] = {giver: collector, **dict.fromkeys(others, giver)}
-    return Groups(of, trees, max(team.time for team in made))
+    seconds_per_bit = max(team.time for team in made)
+    return Groups(of, trees, seconds_per_bit, is_best=seconds_per_bit <= least)
 
 
 def _is_due(version: int, average_every: int) -> bool:
@@ -138,4 +141,5 @@ def shape_gossip(groups: Groups, size_bytes: int) -> Shaped:
         reason=f"{len(trees)} groups of up to {most}" if groups.trees else each,
         summed={worker: len(group) for worker, group in groups.of.items()},
         planned_ns=round(8e9 * size_bytes * groups.seconds_per_bit),
+        is_best=groups.is_best,
     )

@@ -36,6 +36,7 @@ def code_lines(name: str) -> list[str]:
         ("digits_stale.py", 4),
         ("digits_all_reduce.py", 5),
         ("digits_diloco.py", 4),
+        ("digits_sma.py", 4),
         ("digits_gossip.py", 4),
         ("digits_learners.py", 5),
         ("digits_dropcompute.py", 8),
@@ -92,6 +93,7 @@ def test_two_workers_train_with_an_optimizer():
         "digits_stale.py",
         "digits_all_reduce.py",
         "digits_diloco.py",
+        "digits_sma.py",
         "digits_gossip.py",
         "digits_dropcompute.py",
     ],
@@ -100,7 +102,7 @@ def test_workers_train_together_in_each_method(name):
     found = accuracies(run_two(name, "--steps", "100"))
     assert set(found) == {"[0]", "[1]"}
     assert min(found.values()) > 0.5
-    if name not in ("digits_stale.py", "digits_diloco.py"):
+    if name not in ("digits_stale.py", "digits_diloco.py", "digits_sma.py"):
         assert found["[0]"] == found["[1]"]
 
 

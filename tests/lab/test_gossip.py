@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from mlfabric.lab.fabric import Fabric, FabricConfig, host_of
 from mlfabric.lab.gossip import NEAR, GossipJob
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method
+from mlfabric.scheduler.rounds.probe_plans import Probing, Probings
 
 WORKERS = 5
 
@@ -42,17 +44,18 @@ def test_without_faults_every_model_is_given_away_whole(method: Method, agrees: 
 SLOW, TEAM, LINK_BPS, PIECE_BYTES = 0.1, 12, 40e6, 2 * SEGMENT_BYTES
 
 
-def rounds_over_slow_links(method: Method) -> int:
-    """Return how many rounds workers make while half of all links are slow; others are later."""
+def rounds_over_slow_links(method: Method, turns: int = 3) -> int:
+    """Return how many rounds workers make while half of all links are slow, in each turn others."""
     job = GossipJob(method=method, rounds=RoundOptions(), rows=400, compute_s=(0.02, 0.03), workers=TEAM)
-    fabric = Fabric(FabricConfig(seed=3, workers=TEAM, hosts=TEAM + 1, link_bps=LINK_BPS), job)
+    config = FabricConfig(seed=3, workers=TEAM, hosts=TEAM + 1, link_bps=LINK_BPS, latency_s=(0.0002, 0.0006))
+    fabric = Fabric(config, job)
     fabric.links.piece_bytes = PIECE_BYTES
     draw = random.Random(5)
     try:
         fabric.start_scheduler()
         for index in range(TEAM):
             fabric.start_worker(index)
-        for _ in range(3):
+        for _ in range(turns):
             for index in range(TEAM):
                 for direction in ("up", "down"):
                     fabric.links.set_rate(host_of(index), direction, draw.choice((1.0, SLOW)) * LINK_BPS)
@@ -63,4 +66,18 @@ def rounds_over_slow_links(method: Method) -> int:
 
 
 def test_groups_around_fast_links_make_more_rounds_than_random_rings(compiled_planner) -> None:
-    assert rounds_over_slow_links(Method.RAND_AWARE) > 1.4 * rounds_over_slow_links(Method.RAND)
+    assert rounds_over_slow_links(Method.RAND_AWARE) > 1.3 * rounds_over_slow_links(Method.RAND)
+
+
+def test_while_links_stay_as_they_are_rounds_do_not_wait_for_probes(compiled_planner, monkeypatch) -> None:
+    probed, begin = 0, Probing.begin
+
+    def count(probing: Probing, *given: Any) -> Probings | None:
+        nonlocal probed
+        probings = begin(probing, *given)
+        probed += probings is not None
+        return probings
+
+    monkeypatch.setattr(Probing, "begin", count)
+    rounds = rounds_over_slow_links(Method.RAND_AWARE, turns=2)
+    assert 0 < 2 * probed < rounds

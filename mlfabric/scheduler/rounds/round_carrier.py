@@ -31,6 +31,8 @@ LOST_TIMES, LEAST_LOST_NS, FIRST_LOST_NS = 10, 5_000_000_000, 60_000_000_000
 """A round counts as lost after so many times as long as any of the last ones took, and at least so long; the first one
 after so long. Each attempt that fails doubles that."""
 _REMEMBERED = 8
+_USUAL_TIMES = 1.25
+"""What takes so many times as long as usual shows that links have changed."""
 _TARGETS_BETWEEN = 4
 """To how many others each worker sends where links are probed before each round, and all depends on what that shows."""
 
@@ -41,7 +43,8 @@ class RoundCarrier:
     Args:
         context: that of the scheduler.
         model: whose rounds these are.
-        probes_first: links are probed before each round, as far as they keep changing: they are never idle otherwise.
+        probes_first: links are probed before rounds, if the one before has shown that they have changed, or that there
+            is more to be learnt of them: they are never idle otherwise.
 
     Attributes:
         running: the round that is under way; None if there is none.
@@ -64,6 +67,8 @@ class RoundCarrier:
         self._links, self._trust = RoundLinks(), Trust()
         self._targets = _TARGETS_BETWEEN if probes_first else TARGETS
         self._probing = Probing(context.network, self._targets)
+        self._longer: deque[float] = deque(maxlen=_REMEMBERED)
+        """How many times as long as planned the last rounds took, of those before which links may be probed."""
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
         """What the last rounds took, ns for each byte."""
         self.settled_ns = 0
@@ -144,6 +149,7 @@ class RoundCarrier:
             planned_ns=max((one.profile.end_ns - now_ns for one in shaped.transfers), default=shaped.planned_ns),
             version=version,
             summed=shaped.summed,
+            is_best=shaped.is_best,
         )
         return self.running
 
@@ -174,8 +180,17 @@ class RoundCarrier:
         made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
         self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = self._slow = 0
-        self._is_probed = self._is_probed and not self._probes_first
+        self._is_probed = self._is_probed and not (self._probes_first and self._is_news(running, now_ns))
         return running
+
+    def _is_news(self, running: RunningRound, now_ns: int) -> bool:
+        """Tell whether a round shows that links have changed, or that there is more to be learnt of them."""
+        if not (running.is_best and running.planned_ns):
+            return True
+        longer, usual = (now_ns - running.since_ns) / running.planned_ns, self._longer
+        is_usual = bool(usual) and longer <= _USUAL_TIMES * median(usual)
+        usual.append(longer)
+        return not is_usual
 
     def links(self, workers: Collection[str], now_ns: int) -> dict[str, Link]:
         """Return what each worker's link carries, in bit/s, if its host's workers share that."""

@@ -79,7 +79,7 @@ class RoundLinks:
             if host in alone and network.has_host(host):
                 load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
                 is_held = worker in up_held, worker in down_held
-                shape = Shape.RING if running.summed else running.shape
+                shape = Shape.RING if running.summed else running.shape  # gossip fills no link for certain either
                 self.carried(network, Carried(host, shape, *load, is_held, up_bps, down_bps))
 
     def carried(self, network: Network, carried: Carried) -> None:

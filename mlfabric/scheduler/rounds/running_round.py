@@ -22,8 +22,9 @@ class RunningRound:
     Workers that are late have parts, and are told of them when they ask. ``receivers`` contribute nothing and get the
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
     model which the result makes, in rounds without a server. ``summed`` has, by worker, of how many contributions its
-    result is the sum, where that is not all of them. ``planned_ns`` is how long it was to take. Nobody watches that
-    while some are late, or gradients still grow: then it is not links that hold it up.
+    result is the sum, where that is not all of them. ``is_best`` says that nothing that might be learnt of links would
+    have made it shorter. ``planned_ns`` is how long it was to take. Nobody watches that while some are late, or
+    gradients still grow: then it is not links that hold it up.
     """
 
     id: RoundId
@@ -40,6 +41,7 @@ class RunningRound:
     receivers: frozenset[str] = frozenset()
     version: int = 0
     summed: Mapping[str, int] = field(default_factory=dict)
+    is_best: bool = False
 
     @property
     def late(self) -> list[str]:
