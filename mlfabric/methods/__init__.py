@@ -29,7 +29,7 @@ _ROUND_RULES: Mapping[Method, Callable[[ModelSpec], RoundRule]] = {
     Method.ELASTIC: Elastic,
     Method.LOCAL_SGD: Elastic,
     Method.DILOCO: Elastic,
-    Method.SMA: Elastic,
+    Method.SMA: Together,
     Method.DPSGD: Gossip,
     Method.RAND: Gossip,
     Method.RAND_AWARE: Gossip,

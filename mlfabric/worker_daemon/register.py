@@ -272,16 +272,16 @@ def wrap(
             later one. ``"partial"``: a quorum makes a round; a gradient that misses it is added to its worker's next
             one. ``"all-reduce"``: everybody is in each round. ``"local-sgd"`` and ``"diloco"``: workers step by
             themselves, and make elastic rounds of how far each has come. ``"sma"``: workers step by themselves and are
-            drawn to a central model, which moves to their mean with momentum; its rounds are elastic, too. Gossip:
+            drawn to a central model, which moves to their mean with momentum; each round has everybody. Gossip:
             ``"dpsgd"`` averages each worker's model with those of its neighbours in a ring, ``"rand"`` in a ring that
             is drawn anew for each round, ``"rand-aware"`` in groups around those with fast links, ``"d1d"`` with all;
             each step waits for the round before. ``"adpsgd"`` averages pairs of whoever is ready, and waits for nobody.
             Else as for :func:`register_as_worker`.
-        tau_max: elastic, local-sgd, diloco, sma: how many rounds may be settled between the model that a gradient was
+        tau_max: elastic, local-sgd, diloco: how many rounds may be settled between the model that a gradient was
             computed from and its own round, 2 unless given; a gradient beyond that is dropped. Else as for
             :func:`register_as_worker`.
-        at_least: elastic, local-sgd, diloco, sma: the share of the workers that make a round at the least, 0.5 unless
-            given; 1.0 waits for all.
+        at_least: elastic, local-sgd, diloco: the share of the workers that make a round at the least, 0.5 unless given;
+            1.0 waits for all.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.

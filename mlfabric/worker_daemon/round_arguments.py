@@ -16,7 +16,7 @@ from mlfabric.model.specs import Method
 __all__ = ["check_steps_alone", "round_options"]
 
 _INNER = tuple(method for method in Method if method.has_inner_steps)
-_WITHOUT_WAITING = (Method.ELASTIC, *_INNER)
+_WITHOUT_WAITING = (Method.ELASTIC, Method.LOCAL_SGD, Method.DILOCO)
 _GOSSIP = tuple(method for method in Method if method.is_gossip)
 _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "at_least": _WITHOUT_WAITING,

@@ -29,7 +29,7 @@ def team(models: list[torch.nn.Module], **options: Any) -> Iterator[list[Any]]:
     workers: dict[int, Any] = {}
 
     def join(rank: int) -> None:
-        workers[rank] = joined(running, rank, models[rank], workers=len(models), at_least=1.0, **options)
+        workers[rank] = joined(running, rank, models[rank], workers=len(models), **options)
 
     with Fabric() as running:
         together(*(partial(join, rank) for rank in range(len(models))))
@@ -108,17 +108,12 @@ def test_who_is_left_at_the_end_has_the_central_model_and_a_late_one_begins_with
     late = small_model(7)
     with Fabric() as running:
         workers: dict[int, Any] = {}
-        together(
-            *(
-                partial(lambda r: workers.update({r: joined(running, r, models[r], workers=2, at_least=1.0)}), r)
-                for r in (0, 1)
-            )
-        )
+        together(*(partial(lambda r: workers.update({r: joined(running, r, models[r], workers=2)}), r) for r in (0, 1)))
         for step in range(STEPS):
             together(*(partial(make_step, workers[r], models[r], r, step) for r in (0, 1)))
         together(*(workers[r].finish for r in (0, 1)))
         assert torch.equal(flat(models[0]), flat(workers[1].outer_model))
-        workers[2] = joined(running, 2, late, at_least=1.0)
+        workers[2] = joined(running, 2, late)
         assert torch.equal(flat(late), flat(workers[0].outer_model))
         together(*(partial(make_step, workers[r], m, r, 50) for r, m in enumerate([*models, late])))
         together(*(workers[r].finish for r in range(3)))

@@ -21,12 +21,12 @@ def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
         ({"method": "elastic", "quorum": "solo"}, "quorum='solo' with method elastic; allowed: with partial only"),
         (
             {"method": "partial", "at_least": 0.5},
-            "at_least=0.5 with method partial; allowed: with elastic, local-sgd, diloco and sma only",
+            "at_least=0.5 with method partial; allowed: with elastic, local-sgd and diloco only",
         ),
         ({"full_every": 4}, "full_every=4 with method asynchronous; allowed: with partial only"),
         (
             {"method": "partial", "tau_max": 3},
-            "tau_max=3 with method partial; allowed: with elastic, local-sgd, diloco, sma and asynchronous only",
+            "tau_max=3 with method partial; allowed: with elastic, local-sgd, diloco and asynchronous only",
         ),
         (
             {"method": "elastic", "inner_steps": 4},
