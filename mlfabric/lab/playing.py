@@ -28,7 +28,7 @@ STEPS = 0.5
 OVERLAP = 0.5
 """In this share of those, gradients are offered while backward makes them."""
 WAITS = 0.5
-"""In this share of partial rounds, steps wait for them."""
+"""In this share of partial and elastic rounds, steps wait for them."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -86,7 +86,7 @@ def drawn(seed: int, events: int) -> Run:
         method=method,
         rounds=rounds,
         overlap=overlap,
-        waits=overlap or method is not Method.PARTIAL or draw.random() < WAITS,
+        waits=overlap or method is Method.ALL_REDUCE or draw.random() < WAITS,
     )
 
 

@@ -143,6 +143,7 @@ class _Learner:
             together=job.workers,
             passes_late=job.method is Method.PARTIAL,
             waits_for_rounds=job.waits,
+            most_kept=1 if job.method is Method.ELASTIC else MOST_KEPT,
             segments=SEGMENTS if job.overlap else 1,
         )
 
@@ -254,8 +255,11 @@ class _Learner:
         """Tell the witness."""
         life, (result, total, own) = self._life, self._found.pop(offered.outcome)
         assert offered.gathered.own == own, f"{life.name}: {sorted(own)} became {sorted(offered.gathered.own)}"
-        self._job.witness.included(own, result, total, outcome.delay)
-        life.fabric.note(f"{life.name}: {sorted(own)} are in round {result.version}, delay {outcome.delay}")
+        # What is elastic may have waited for an earlier offer, for as long as that took: its delay counts from its own.
+        is_elastic, version = self._job.method is Method.ELASTIC, offered.contribution.computed_from
+        delay = result.version - 1 - version if is_elastic else outcome.delay
+        self._job.witness.included(own, result, total, delay)
+        life.fabric.note(f"{life.name}: {sorted(own)} are in round {result.version}, delay {delay}")
 
     def dropped(self, gathered: _Gathered) -> None:
         """Tell the witness."""

@@ -55,8 +55,8 @@ def ring_contraction(workers: int) -> float:
 def teams(links: Sequence[Link], version: int, seed: int = 0) -> list[Team]:
     """Return the groups of a round; each worker is in one.
 
-    There are as many groups as make the round shortest; of equal ways, as many as possible. There are none if no groups
-    make it shorter than a ring.
+    There are as many groups as make the round shortest; of equal ways, as many as possible. There are none if all
+    of them take longer than a ring.
 
     Args:
         links: of each worker; at least two.
@@ -69,10 +69,16 @@ def teams(links: Sequence[Link], version: int, seed: int = 0) -> list[Team]:
     most = _most_groups(workers)
     least = min(most, math.ceil(workers / _LARGEST))
     counts = sorted({most - (most - least) * i // _TRIES for i in range(_TRIES + 1)}, reverse=True)
-    ways = (_grouped(links, order, count) for count in counts)
-    best = min(ways, key=lambda groups: max(team.time for team in groups))
-    in_ring = _IN_RING / min(min(link) for link in links)
-    return best if max(team.time for team in best) <= in_ring else []
+    one_model = 1 / min(min(link) for link in links)
+    best, shortest = list[Team](), _IN_RING * one_model
+    for count in counts:
+        groups = _grouped(links, order, count)
+        time = max(team.time for team in groups)
+        if time < shortest or (time == shortest and not best):
+            best, shortest = groups, time
+        if shortest <= one_model:
+            break
+    return best
 
 
 def _most_groups(workers: int) -> int:

@@ -13,6 +13,7 @@ from benchmarks.testbed.logs import RunLogs
 from benchmarks.testbed.processes import Launcher
 from benchmarks.testbed.runs import Goal
 from benchmarks.testbed.systems import rounds
+from mlfabric.model.specs import Method
 from mlfabric.twin.settings import COMPUTE
 from tests.testbed.digits import needs_digits
 from tests.testbed.made_up import SPEC
@@ -62,7 +63,7 @@ def test_synchronous_workers_step_as_one_process_would_with_all_batches(bed, lau
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_every_gradient_is_in_one_round_or_dropped_and_all_have_the_same_model_after_the_same_round(
+def test_every_gradient_is_in_one_round_or_dropped_and_all_have_the_same_model_after_the_same_round_but_in_gossip(
     bed, launcher, name
 ):
     logs = _run(bed, launcher, name, UNEVEN)
@@ -80,7 +81,8 @@ def test_every_gradient_is_in_one_round_or_dropped_and_all_have_the_same_model_a
     for log in logs.workers:
         for snapshot in log.snapshots:
             by_version.setdefault(snapshot.updates, []).append(snapshot.weights)
-    assert all(np.array_equal(models[0], model) for models in by_version.values() for model in models)
+    if not Method(SYSTEMS[name].wrapped["method"]).is_gossip:
+        assert all(np.array_equal(models[0], model) for models in by_version.values() for model in models)
     taken = logs.commits()
     assert len(Counter(taken.rounds)) >= (2 if has_inner_steps else 3)
     assert logs.gradients_after(replace(SPEC, system=name))(max(taken.rounds)) == len(taken.workers)
