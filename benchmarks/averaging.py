@@ -3,6 +3,7 @@
 1. *throughput*: four learners beside one, and beside plain SGD with the same batch, on one core.
 2. *accuracy*: a small LeNet and a small ResNet on digits: SMA beside plain SGD with one learner's batch and with all
    learners' batches together, beside one learner, and beside EA-SGD; each at the best of the same rates.
+
 Times are those of the processor: what else the machine does plays no part. ``mlfabric bench averaging``, 15 minutes;
 ``--set only=throughput``.
 """

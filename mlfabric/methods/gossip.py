@@ -3,7 +3,7 @@
 Each worker has a model of its own. A round gives each member the mean of its own and some others' models, so that the
 mean over all workers stays what it is. D-PSGD (Lian et al., 2017) averages with fixed neighbours, RAND-PSGD (Zhang et
 al., 2020, section 4) with those in a ring that is drawn anew for each round, D1D-PSGD (the same) with all. Where
-links are slow, groups around workers with fast ones mix as well (``hubs.py``). There a round has everybody. AD-PSGD
+links are slow, groups around workers with fast ones mix as well (``teams.py``). There a round has everybody. AD-PSGD
 (Lian et al., 2018) waits for nobody: whoever is ready makes pairs.
 """
 
@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from mlfabric.methods.all_reduce import Shaped
 from mlfabric.methods.byte_trees import Trees
-from mlfabric.methods.hubs import Link, Team, teams
 from mlfabric.methods.mixing import Mixing, groups
 from mlfabric.methods.round_rule import Late, Readiness
+from mlfabric.methods.teams import Link, Team, teams
 from mlfabric.model.round_options import RoundOptions
 from mlfabric.model.specs import Method, ModelSpec
 from mlfabric.planning import Shape

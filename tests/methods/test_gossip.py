@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlfabric.methods import Late, round_rule_of
 from mlfabric.methods.gossip import Groups, Neighbours, shape_gossip
-from mlfabric.methods.hubs import Link
+from mlfabric.methods.teams import Link
 from mlfabric.model.specs import Method, ModelSpec, RoundOptions
 from tests.methods.test_round_rules import LAYOUT, MS, USUAL_NS, who
 

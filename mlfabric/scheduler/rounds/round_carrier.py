@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
-from mlfabric.methods.hubs import Link
+from mlfabric.methods.teams import Link
 from mlfabric.network import down_link, up_link
 from mlfabric.planning import Shape
 from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId, RoundSlow

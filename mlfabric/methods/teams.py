@@ -52,7 +52,7 @@ def ring_contraction(workers: int) -> float:
     return max(0.0, (workers - 3) / (3 * (workers - 1))) if workers > 1 else 0.0
 
 
-def teams(links: Sequence[Link], version: int, seed: int = 0) -> list[Team]:
+def teams(links: Sequence[Link], version: int) -> list[Team]:
     """Return the groups of a round; each worker is in one.
 
     There are as many groups as make the round shortest; of equal ways, as many as possible. There are none if all
@@ -60,10 +60,9 @@ def teams(links: Sequence[Link], version: int, seed: int = 0) -> list[Team]:
 
     Args:
         links: of each worker; at least two.
-        version: that the round makes.
-        seed: the same at all who ask.
+        version: that the round makes; whom a team has is drawn from it.
     """
-    workers, draw = len(links), Random(f"hubs/{seed}/{version}")
+    workers, draw = len(links), Random(f"teams/{version}")
     order = list(range(workers))
     draw.shuffle(order)
     most = _most_groups(workers)
