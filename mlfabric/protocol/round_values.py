@@ -78,6 +78,8 @@ class RoundsHeld:
         settled: the last of these rounds.
         arrived: the attempt whose result this worker has; others may not have it.
         together: how many workers begin together, >= 1; later, how many the last round reached.
+        known: the last few rounds that its model has come from, oldest first, all settled. Others may have a result
+            of one of these, and not know that.
     """
 
     version: int
@@ -86,6 +88,7 @@ class RoundsHeld:
     settled: RoundId | None = None
     arrived: RoundId | None = None
     together: int = 1
+    known: tuple[RoundId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -656,6 +656,7 @@ class RoundsHeld(_message.Message):
     SETTLED_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
     TOGETHER_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The number of settled rounds that are in its model or wait to be applied to it."""
     applied: _builtins.int
@@ -672,6 +673,10 @@ class RoundsHeld(_message.Message):
     def arrived(self) -> Global___RoundId:
         """The attempt whose result is here and may not be everywhere."""
 
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundId]:
+        """The last few rounds that its model has come from, all settled."""
+
     def __init__(
         self,
         *,
@@ -681,10 +686,11 @@ class RoundsHeld(_message.Message):
         settled: Global___RoundId | None = ...,
         arrived: Global___RoundId | None = ...,
         together: _builtins.int = ...,
+        known: _abc.Iterable[Global___RoundId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "settled", b"settled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "arrived", b"arrived", "has_state", b"has_state", "settled", b"settled", "together", b"together", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "arrived", b"arrived", "has_state", b"has_state", "known", b"known", "settled", b"settled", "together", b"together", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ contributed nothing, and a worker that lacks the model fetches it from a peer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,9 @@ from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.actions import Action, Request
 
 __all__ = ["Reducing"]
+
+_MOST_KNOWN = 64
+"""Of so many rounds a worker can tell a new scheduler that they are settled."""
 
 
 @dataclass(slots=True)
@@ -71,6 +75,8 @@ class Reducing:
         self._applies = together > 0
         self._attempt: _Attempt | None = None
         self._fetches: FetchState | None = None
+        self._known: deque[RoundId] = deque(maxlen=_MOST_KNOWN)
+        """Rounds that the model has come from one by one, and all workers have."""
 
     def handle(self, event: act.ReduceEvent) -> Iterator[Action]:
         """Take in one event and return what to do, in order."""
@@ -115,9 +121,11 @@ class Reducing:
         match event:
             case BeginState():
                 yield from self._stop()
+                self._known.clear()
                 self.has_state, self.version, self.settled, self._fetches = True, event.version, event.round, None
                 yield act.KeepState(version=self.version)
             case FetchState():
+                self._known.clear()
                 self.has_state, self.version, self.settled = False, event.version, event.round
                 self._fetches = event
                 yield act.StartFetchState(plan=event)
@@ -151,6 +159,7 @@ class Reducing:
             settled=self.settled,
             arrived=arrived,
             together=self.together or 1,
+            known=tuple(self._known),
         )
 
     def validate(self) -> None:
@@ -217,17 +226,21 @@ class Reducing:
         is_here = attempt is not None and attempt.has_arrived and self._is_at(event.round)
         if attempt is not None and is_here:
             self._attempt = None
-            self.settled, self.together = event.round, event.workers
+            self._note(event)
             self.version = max(self.version, attempt.plan.version)
             if attempt.plan.reduce is not None:
                 del self.open[attempt.plan.reduce]
             # How many contributed is not how many it reached, and a new scheduler knows neither.
             yield act.FinishReduce(plan=attempt.plan, workers=attempt.plan.workers)
         elif event.reduce is not None and self.open.pop(event.reduce, None) is not None:
-            self.settled, self.together = event.round, event.workers
+            self._note(event)
             yield from self._stop_of(event.reduce)
             reason = f"the others have {event.round} and this worker lost it; load their weights"
             yield act.FailReduce(reduce=event.reduce, reason=reason)
+
+    def _note(self, event: ReduceSettled) -> None:
+        self.settled, self.together = event.round, event.workers
+        self._known.append(event.round)
 
     def _stop(self) -> Iterator[Action]:
         if self._attempt is not None:

@@ -76,6 +76,16 @@ def test_who_comes_a_round_later_is_told_that_the_one_it_has_was_settled_and_fet
     assert of(PassReduce, told) == []
 
 
+def test_a_round_that_others_know_to_be_settled_is_settled_also_for_who_was_cut_off_and_comes_rounds_later() -> None:
+    team, sixth = Team("a", "b", "c"), RoundId(1, 6)
+    ahead = replace(HELD, version=6, applied=6, settled=sixth, arrived=None, known=(FOURTH, FIFTH, sixth))
+    told = team.comes("a", ahead, computed_from=6) + team.comes("b", ahead, computed_from=6)
+    told += team.comes("c", HELD, computed_from=4, arrived=FIFTH)
+    assert [(one.to, one.round) for one in of(ReduceSettled, told)] == [("c", FIFTH)]
+    assert [one.to for one in of(FetchState, told)] == ["c"]
+    assert of(PassReduce, told) == []
+
+
 def test_a_settled_round_says_how_many_it_reached_and_not_how_many_contributed(team) -> None:
     team.wait(200)
     team.tick()

@@ -65,8 +65,8 @@ class ModelStates:
         self.is_formed = False
         self._context, self._model, self._carrier, self._drop = context, spec.name, carrier, drop
         self._keeps_own = spec.method.is_gossip
-        self._found: RoundId | None = None
-        """The last round that was settled under another scheduler; not all of its workers may know that."""
+        self._found: set[RoundId] = set()
+        """Rounds that were settled under another scheduler; not all of their workers may know that."""
         self._began: RoundId | None = None
         self._held: dict[str, RoundsHeld] = {}
         self._may_return: dict[str, int] = {}
@@ -106,7 +106,7 @@ class ModelStates:
 
     def knows(self, round_id: RoundId | None) -> bool:
         """Tell whether a round is known to be settled, though its workers may not know it."""
-        return round_id is not None and round_id in (self.settled, self._found)
+        return round_id is not None and (round_id == self.settled or round_id in self._found)
 
     def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
         """Take in what a worker says that joins or comes back."""
@@ -140,11 +140,17 @@ class ModelStates:
             if last is not None and last.term != self._context.config.term.number:
                 # All have this result, so another scheduler may have settled it, and have told some so.
                 self.version, self.settled = newest.version + 1, last
-        self._found = self.settled
+        for held in having:
+            self._find(held.known, self.settled)
         for worker, held in sorted(self._held.items()):
             yield from self._place(worker, held)
         self._held.clear()
         yield from self.seek(now_ns)
+
+    def _find(self, known: tuple[RoundId, ...], settled: RoundId | None) -> None:
+        self._found.update(known)
+        if settled is not None:
+            self._found.add(settled)
 
     def _place(self, worker: str, held: RoundsHeld) -> Iterator[Instruction]:
         """Say whether a worker has the newest version; tell it if its last round was settled meanwhile.
@@ -155,7 +161,8 @@ class ModelStates:
         if held.has_state and held.version > self.version:
             if self._carrier.running is not None:
                 yield from self._carrier.void(f"{worker} has version {held.version}")
-            self.version, self.settled, self._found = held.version, held.settled, held.settled
+            self.version, self.settled = held.version, held.settled
+            self._find(held.known, held.settled)
             for other in of.values():
                 other.is_current = other.has_state and self._keeps_own
         standing, lacks = of[worker], self.version - held.version
