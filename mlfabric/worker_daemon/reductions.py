@@ -29,6 +29,7 @@ __all__ = ["Reductions"]
 
 log = logging.getLogger("mlfabric.worker")
 
+WHOLE_LOOK_S = 0.02
 LATE = "its backward takes longer than usual"
 
 
@@ -197,7 +198,7 @@ class Reductions:
         if before is not None:
             await asyncio.wait((before,))
         attempt = Attempt(plan, buffers, self._lines, self._host, self._recorded, self._segments)
-        watch = self._tasks.spawn(self._watch(plan, attempt)) if plan.planned_ns else None
+        watch = self._tasks.spawn(self._watch(plan, attempt, buffers.growth)) if plan.planned_ns else None
         try:
             async with self._meter.watching():
                 await attempt.run()
@@ -215,8 +216,10 @@ class Reductions:
             if watch is not None:
                 watch.cancel()
 
-    async def _watch(self, plan: Reduce, attempt: Attempt) -> None:
-        """Say so while an attempt goes on slowly."""
+    async def _watch(self, plan: Reduce, attempt: Attempt, growth: GradientGrowth | None) -> None:
+        """Say so while an attempt goes on slowly, once this worker's gradient is whole, and others' nearly so."""
+        while growth is not None and not growth.progress.is_complete:
+            await asyncio.sleep(WHOLE_LOOK_S)
         pace = Pace(plan.planned_ns, clock.monotonic_ns())
         while True:
             await asyncio.sleep(pace.look_ns / 1e9)

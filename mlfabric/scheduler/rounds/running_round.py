@@ -23,8 +23,8 @@ class RunningRound:
     result. ``measured`` has, by worker, what its host's link carried at best, up and down. ``version`` is that of the
     model which the result makes, in rounds without a server. ``summed`` has, by worker, of how many contributions its
     result is the sum, where that is not all of them. ``is_best`` says that nothing that might be learnt of links would
-    have made it shorter. ``planned_ns`` is how long it was to take. Nobody watches that while some are late, or
-    gradients still grow: then it is not links that hold it up.
+    have made it shorter. ``planned_ns`` is how long it was to take. Nobody watches that while some are late: then it is
+    not links that hold it up. Where gradients grow, those watch it whose own one is whole.
     """
 
     id: RoundId
@@ -70,7 +70,8 @@ class RunningRound:
     def told(self, worker: str) -> Reduce:
         """Return what a receiver is told, or a worker that has asked."""
         request, one = self.members.get(worker), next(iter(self.members.values()))
-        waits = bool(self.late) or any(each.grows for each in self.members.values())
+        grows = any(each.grows for each in self.members.values())
+        waits = bool(self.late) or (grows and (request is None or not request.grows))
         return Reduce(
             to=worker,
             reduce=None if request is None else request.reduce,
