@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from importlib import import_module
 from types import MappingProxyType
@@ -77,7 +77,8 @@ class System:
         model: what is trained instead of the table's; "" for that.
         goes_on: whether a run goes on after the ring's time until its model has the target accuracy.
         members: how many workers take part at a time; 0 for all.
-        wrapped: arguments of ``mlfabric.wrap``, by which it trains; empty for all that train in another way.
+        wrapped: arguments of ``mlfabric.wrap``, by which it trains, or of what is the same elsewhere; empty for all
+            that train in another way.
     """
 
     name: str
@@ -201,7 +202,7 @@ def _wrapped(name: str, label: str, tuned_as: str, cells: tuple[str, ...], **wra
 def _with_inner_steps() -> tuple[System, ...]:
     """Return the systems whose workers make some steps by themselves for each round; all are waited for, or not.
 
-    Or workers go on while their round is made.
+    Or workers go on while their round is made. Beside them is torchft, with which people do that today.
     """
     waits: dict[str, dict[str, object]] = {"": {}, "-all": {"at_least": 1.0}, "-overlap": {"wait": False}}
     words = {"": "", "-all": ", all waited for", "-overlap": ", going on meanwhile"}
@@ -218,6 +219,19 @@ def _with_inner_steps() -> tuple[System, ...]:
         for method in ("local-sgd", "diloco")
         for steps in INNER_STEPS
         for suffix, options in waits.items()
+    ) + tuple(
+        replace(
+            _wrapped(
+                f"torchft-diloco-{steps}",
+                f"torchft's DiLoCo over gloo, {steps} inner steps",
+                f"diloco-{steps}",
+                LOCAL_CELLS,
+                method="diloco",
+                inner_steps=steps,
+            ),
+            module="torchft_diloco",
+        )
+        for steps in INNER_STEPS
     )
 
 

@@ -159,7 +159,7 @@ class RunPlan:
         link_bps: full rate of every link in bit/s, as its users know it, > 0.
         report_every_s: how often the fabric's monitor reports what links carry, undilated, > 0.
         backup: of the fabric's server.
-        wrapped: arguments of ``mlfabric.wrap``, for systems that train with it.
+        wrapped: arguments of ``mlfabric.wrap``, for systems that train with it or with the same elsewhere.
         members: how many workers take part at a time, of systems that shut some out; 0 for all.
         forecast: what links will carry, for systems that are told; None as long as no weather has begun.
     """

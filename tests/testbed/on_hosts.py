@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,9 +22,10 @@ __all__ = ["hosts_of", "run_on"]
 @contextmanager
 def hosts_of(system: Any, workers: int) -> Iterator[Testbed]:
     """Make the hosts of a system; skip the test where there can be none."""
-    system.prepare()
+    if hasattr(system, "prepare"):
+        system.prepare()
     try:
-        with testbed([*system.SERVICES, *map(worker_name, range(workers))], link_bps=LINK_BPS) as made:
+        with testbed([*_services(system), *map(worker_name, range(workers))], link_bps=LINK_BPS) as made:
             yield made
     except UnavailableError as error:
         pytest.skip(str(error))
@@ -35,8 +36,12 @@ def run_on(bed: Testbed, launcher: Launcher, system: Any, plan: RunPlan, workers
     ranks = {worker_name(rank): rank for rank in range(workers)}
     children = {}
     for host in bed.hosts:
-        part = system.SERVICES.get(host.name, system.worker)
+        part = _services(system).get(host.name, system.worker)
         place = place_of(host, bed, ranks.get(host.name), workers)
         children[host.name] = launcher.start(host, part, place, plan)
     found: dict[str, object] = {name: child.join(TIMEOUT_S) for name, child in children.items()}
     return RunLogs.of(found)
+
+
+def _services(system: Any) -> Mapping[str, Any]:
+    return getattr(system, "SERVICES", {})

@@ -30,7 +30,16 @@ from benchmarks.testbed.systems.sgd import Momentum
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import PaddedCompute, Workload
 
-__all__ = ["AllReduce", "GradientSum", "SumOfAll", "agree_on_start", "group", "meeting_point", "train"]
+__all__ = [
+    "AllReduce",
+    "GradientSum",
+    "SumOfAll",
+    "agree_on_start",
+    "agree_through",
+    "group",
+    "meeting_point",
+    "train",
+]
 
 TIMEOUT_S = 120.0
 
@@ -171,6 +180,13 @@ def meeting_point(place: Place) -> TCPStore:
     return TCPStore(
         address, place.port, place.workers, is_master=True, timeout=timeout, master_listen_fd=listener.detach()
     )
+
+
+def agree_through(store: TCPStore, place: Place) -> int:
+    """Do as ``agree_on_start`` does, where workers are in no group."""
+    if store.add("ready", 1) == place.workers:
+        store.set("began", str(time.monotonic_ns()))
+    return int(store.get("began"))
 
 
 def agree_on_start() -> int:

@@ -1,8 +1,7 @@
 """mlfabric without a server, through ``mlfabric.wrap``: every worker steps by itself along the mean of a round.
 
-The catalogue says which method is wrapped. Nobody tells a worker when the others end: the model has one element more
-than the workload, its first one. A worker that finds the run over gives that element a gradient, so all workers find it
-changed after the same round, and each ends with the first round that shows it the change.
+The catalogue says which method is wrapped. Nobody tells a worker when the others end: the model says it
+(``flat_model``).
 
 Workers that make inner steps see the shared model after each round; a gradient that is in it is one of theirs.
 
@@ -22,14 +21,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._C._distributed_c10d import TCPStore
 
 import mlfabric
 from benchmarks.testbed.overlapping import Buckets, OverlappedCompute
 from benchmarks.testbed.recording import SnapshotKeeper, StepRecorder
 from benchmarks.testbed.runs import Place, RunPlan, WorkerLog
-from benchmarks.testbed.systems.collective import meeting_point
+from benchmarks.testbed.systems.collective import agree_through, meeting_point
 from benchmarks.testbed.systems.fabric_members import MODEL, WITHOUT_SERVER, prepare, settings_of
+from benchmarks.testbed.systems.flat_model import Flat
 from benchmarks.testbed.systems.steps import compute_of
 from benchmarks.testbed.workload import Workload
 from mlfabric.worker_daemon.local_steps import LocalOptimizer
@@ -51,7 +50,7 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
     """
     workload = plan.workload.build()
     buckets = Buckets.even(1 + workload.n_parameters, OVERLAPPED_BUCKETS if plan.wrapped.get("overlap") else 1)
-    model = _Flat(workload, buckets)
+    model = Flat(workload, buckets)
     sgd = torch.optim.SGD(model.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
     arguments: dict[str, Any] = {**plan.wrapped, "workers": place.workers, "settings": settings_of(place)}
     optimizer = mlfabric.wrap(sgd, model, model_name=MODEL, **arguments)
@@ -60,42 +59,6 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
         return _train(place, plan, workload, model, optimizer, buckets)
     finally:
         optimizer.leave()
-
-
-class _Flat(torch.nn.Module):
-    """Whether the run is over, and behind that the workload's weights; each bucket is a parameter."""
-
-    def __init__(self, workload: Workload, buckets: Buckets) -> None:
-        super().__init__()
-        self._values = np.append(np.float32(0), workload.initial())
-        self._slopes = np.zeros_like(self._values)
-        parts = [torch.from_numpy(self._values[place]) for place in buckets.slices]
-        self.parts = torch.nn.ParameterList(torch.nn.Parameter(part) for part in parts)
-        self._gradients = [torch.from_numpy(self._slopes[place]) for place in buckets.slices]
-
-    @property
-    def weights(self) -> np.ndarray:
-        """The workload's weights, as they are now: a view."""
-        return self._values[1:]
-
-    @property
-    def gradient(self) -> np.ndarray:
-        """Where the workload's gradient goes: a view."""
-        return self._slopes[1:]
-
-    def values(self) -> np.ndarray:
-        """Return whether some worker has found the run over (not 0), and the workload's weights; maybe a view."""
-        return self._values
-
-    def say(self, is_over: bool) -> None:
-        """Give what the next step says about the run's end, in the bucket that is made last."""
-        self._slopes[0] = float(is_over)
-
-    def give(self, bucket: int) -> torch.nn.Parameter:
-        """Give a parameter its gradient, which an optimizer may have let go; return it."""
-        part: torch.nn.Parameter = self.parts[bucket]
-        part.grad = self._gradients[bucket]
-        return part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -130,23 +93,16 @@ class _Fates:
         )
 
 
-def _shared_values(model: _Flat, optimizer: Wrapped) -> np.ndarray:
-    """Return the values of the model that all workers share; see ``_Flat.values``."""
+def _shared_values(model: Flat, optimizer: Wrapped) -> np.ndarray:
+    """Return the values of the model that all workers share; see ``Flat.values``."""
     if isinstance(optimizer, RoundOptimizer):
         return model.values()
     values: np.ndarray = torch.cat([part.detach() for part in optimizer.outer_model.parameters()]).numpy()
     return values
 
 
-def _agree_on_start(place: Place, store: TCPStore) -> int:
-    """Wait until all workers have joined and have the model; return the time in ns when the last of them was ready."""
-    if store.add("ready", 1) == place.workers:
-        store.set("began", str(time.monotonic_ns()))
-    return int(store.get("began"))
-
-
 def _train(
-    place: Place, plan: RunPlan, workload: Workload, model: _Flat, optimizer: Wrapped, buckets: Buckets
+    place: Place, plan: RunPlan, workload: Workload, model: Flat, optimizer: Wrapped, buckets: Buckets
 ) -> WorkerLog:
     compute, recorder = compute_of(OverlappedCompute, place, plan), StepRecorder()
     inner_steps = plan.wrapped.get("inner_steps", 1)
@@ -157,7 +113,7 @@ def _train(
     shared = partial(_shared_values, model, optimizer)
     judged = (lambda: workload.accuracy(shared()[1:])) if rank == 0 else None
     store = meeting_point(place)
-    began_ns = _agree_on_start(place, store)
+    began_ns = agree_through(store, place)
     if keeps:
         keeper.offer(began_ns, 0, shared()[1:])
     step, overlaps = 0, len(buckets.ends) > 1
