@@ -18,6 +18,7 @@ __all__ = [
     "Aggregators",
     "CheckpointDir",
     "Monitor",
+    "Open",
     "Port",
     "ReplicaDivMax",
     "ReplicaDivMaxUpdates",
@@ -36,6 +37,7 @@ __all__ = [
 Port = Annotated[
     int, typer.Option(envvar="MLFABRIC_PORT", min=0, max=65535, help="The scheduler's port; 0 for any free one.")
 ]
+Open = Annotated[bool, typer.Option("--open", help="Open the status page in a browser.")]
 Servers = Annotated[int, typer.Option(envvar="MLFABRIC_SERVERS", help="How many servers.")]
 Aggregators = Annotated[int, typer.Option(envvar="MLFABRIC_AGGREGATORS", min=0, help="How many aggregators.")]
 ReplicaDivMax = Annotated[

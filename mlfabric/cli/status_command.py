@@ -19,6 +19,7 @@ from mlfabric.errors import UnavailableError
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
+from mlfabric.wire.plain import as_plain
 
 __all__ = ["add_to"]
 
@@ -52,7 +53,7 @@ async def _show_once(asker: StatusReader, as_json: bool, all_samples: bool) -> N
     async with asker as reader:
         found = await reader.read(all_samples=all_samples)
     if as_json:
-        print(json.dumps(tables.as_plain(found), indent=2))
+        print(json.dumps(as_plain(found), indent=2))
     else:
         tables.console().print(tables.status_view(found, asker.scheduler))
 
@@ -66,7 +67,7 @@ async def _watch(asker: StatusReader, as_json: bool, every_s: float) -> None:
         with Live(console=screen, auto_refresh=False) if in_place else nullcontext() as live:
             while True:
                 if as_json:
-                    print(json.dumps(tables.as_plain(found)), flush=True)
+                    print(json.dumps(as_plain(found)), flush=True)
                 elif live is None:
                     screen.print(tables.status_view(found, asker.scheduler))
                 else:

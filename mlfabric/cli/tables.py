@@ -1,11 +1,9 @@
-"""How a status is shown: as tables for people, as plain values for programs."""
+"""How a status is shown to people: as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableSequence
-from typing import Any
+from collections.abc import Iterable
 
-from google.protobuf.message import Message
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +11,7 @@ from rich.text import Text
 from mlfabric.model.specs import Method
 from mlfabric.v1 import fabric_pb2
 
-__all__ = ["as_plain", "console", "rate_text", "size_text", "status_view", "table"]
+__all__ = ["console", "rate_text", "size_text", "status_view", "table"]
 
 WIDTH_WITHOUT_TERMINAL = 160
 _STYLE_OF_STATE = {"here": "green", "silent": "yellow", "left": "dim"}
@@ -55,24 +53,6 @@ def _scaled(value: float) -> str:
             break
         value /= 1000
     return f"{value:.3g} {unit}"
-
-
-def as_plain(message: Message) -> dict[str, Any]:
-    """Return a message as JSON-ready values: every field by its name, numbers as numbers, an unset optional as null."""
-    out: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.has_presence and field.message_type is None and not message.HasField(field.name):
-            out[field.name] = None
-        elif isinstance(value, Message):
-            out[field.name] = as_plain(value)
-        elif isinstance(value, Mapping):
-            out[field.name] = dict(value)
-        elif isinstance(value, MutableSequence):
-            out[field.name] = [as_plain(item) if isinstance(item, Message) else item for item in value]
-        else:
-            out[field.name] = value
-    return out
 
 
 def status_view(status: fabric_pb2.GetStatusResponse, scheduler: str) -> RenderableType:

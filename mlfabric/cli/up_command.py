@@ -12,7 +12,7 @@ import typer
 from mlfabric.addresses import split_address
 from mlfabric.cli import fabric_flags as flag
 from mlfabric.cli import options as opt
-from mlfabric.cli.embedded_fabric import in_fabric
+from mlfabric.cli.embedded_fabric import in_fabric, show_page
 from mlfabric.errors import UnavailableError, UsageError
 from mlfabric.launch.fabric import Fabric, FabricOptions
 from mlfabric.launch.ports import is_here
@@ -21,6 +21,7 @@ from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.signals import EXIT_ON_SIGNAL
 from mlfabric.launch.workers import JobOptions, per_rank, planned_host, run_job
 from mlfabric.security import CLIENT, Security
+from mlfabric.v1 import fabric_pb2
 
 __all__ = ["add_to"]
 
@@ -56,9 +57,10 @@ def up(
             envvar="MLFABRIC_METRICS_PORT",
             min=0,
             max=65000,
-            help="Port of the scheduler's /metrics; servers, aggregators and monitor take the next ones.",
+            help="Port of the scheduler's status page and /metrics; the other services' /metrics take the next ones.",
         ),
     ] = None,
+    show: flag.Open = False,
     log_level: opt.LogLevel = opt.Level.INFO,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
@@ -92,7 +94,7 @@ def up(
         log_level=log_level.value,
         config=config,
     )
-    raise typer.Exit(_keep_fabric(options))
+    raise typer.Exit(_keep_fabric(options, show))
 
 
 def run(
@@ -153,6 +155,7 @@ def run(
             envvar="MLFABRIC_METRICS_PORT", min=0, max=65000, help="Port of rank 0's /metrics; the others follow."
         ),
     ] = None,
+    show: flag.Open = False,
     log_level: opt.LogLevel = opt.Level.WARNING,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
@@ -194,7 +197,7 @@ def run(
         config=config,
     )
     options = _spread(options, ranks) if host_per_worker else options
-    raise typer.Exit(_train(ranks, options, start=up, idle=_of_a_fabric(context)))
+    raise typer.Exit(_train(ranks, options, start=up, show=show, idle=_of_a_fabric(context)))
 
 
 def _of_a_fabric(context: typer.Context) -> list[str]:
@@ -220,48 +223,54 @@ def _spread(options: FabricOptions, job: JobOptions) -> FabricOptions:
     )
 
 
-def _keep_fabric(options: FabricOptions) -> int:
-    """Keep a fabric until a signal ends it."""
+def _keep_fabric(options: FabricOptions, show: bool) -> int:
+    """Keep a fabric until a signal ends it; open its page in a browser if that is wanted."""
 
     async def wait(_: Fabric) -> int:
         await asyncio.Event().wait()
         return 0
 
     async def work(nursery: Nursery) -> int:
-        return await in_fabric(nursery, options, wait, announce=True)
+        return await in_fabric(nursery, options, wait, announce=True, shows=show)
 
     code = asyncio.run(launch(work, Output()))
     return 0 if code == EXIT_ON_SIGNAL + signal.SIGTERM else code
 
 
-def _train(job: JobOptions, options: FabricOptions, *, start: bool, idle: list[str]) -> int:
+def _train(job: JobOptions, options: FabricOptions, *, start: bool, show: bool, idle: list[str]) -> int:
     """Run a job in the fabric that answers; if none does, in one with these options, if one may be started.
 
     Args:
+        show: open the fabric's page in a browser.
         idle: the options that would have no effect on a fabric that answers.
     """
     security = Security.of(job.tls, CLIENT, insecure=job.insecure)
 
     async def work(nursery: Nursery) -> int:
-        if await _answers(StatusReader(job.scheduler, PROBE_S, security), start):
+        found = await _answering(StatusReader(job.scheduler, PROBE_S, security), start)
+        if found is not None:
             if idle:
                 raise UsageError(
                     f"a fabric answers at {job.scheduler} already, so {', '.join(idle)} would have no effect; leave "
                     "that out to train there, or give another --scheduler to start a fabric of this job's own"
                 )
+            if found.page:
+                nursery.output.say(f"status page: {found.page}")
+            if show:
+                show_page(nursery, found.page)
             return await run_job(nursery, job)
         if job.resume and options.checkpoint_dir is None:
             raise UsageError(
                 f"--resume: no scheduler answers at {job.scheduler}, and a new fabric has nothing to go on with; give "
                 "--checkpoint-dir, the directory of the checkpoints, or leave --resume out"
             )
-        return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False)
+        return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False, shows=show)
 
     return asyncio.run(launch(work, Output()))
 
 
-async def _answers(asker: StatusReader, up: bool) -> bool:
-    """Tell whether a scheduler answers; if none does, a fabric is to be started here.
+async def _answering(asker: StatusReader, up: bool) -> fabric_pb2.GetStatusResponse | None:
+    """Return what a scheduler answers; if none does, a fabric is to be started here.
 
     Raises:
         UnavailableError: none answers and none is to be started.
@@ -271,7 +280,7 @@ async def _answers(asker: StatusReader, up: bool) -> bool:
     scheduler = asker.scheduler
     try:
         async with asker as reader:
-            await reader.read()
+            return await reader.read()
     except UnavailableError:
         if not up:
             raise
@@ -280,8 +289,7 @@ async def _answers(asker: StatusReader, up: bool) -> bool:
                 f"no scheduler answers at {scheduler}, which is not this machine, so none can be started there; "
                 "start one with 'mlfabric up' on it, or leave --scheduler out to have one here"
             ) from None
-        return False
-    return True
+        return None
 
 
 def add_to(app: typer.Typer) -> None:

@@ -119,7 +119,8 @@ async def run_scenario(
     )
 
     async def work(fabric: Fabric) -> Counted:
-        await ready(fabric, folder)
+        page = await ready(fabric, folder)
+        told(f"what happens, in a browser: {page}")
         told(f"training with {scenario.workers} workers")
         others = () if beside is None else (beside(fabric.scheduler),)
         await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look), *others)
@@ -131,15 +132,15 @@ async def run_scenario(
     return counted, await _judge(nursery, folder)
 
 
-async def ready(fabric: Fabric, folder: Path) -> None:
-    """Wait until workers can train.
+async def ready(fabric: Fabric, folder: Path) -> str:
+    """Wait until workers can train; return the address of the status page.
 
     Raises:
         UnavailableError: the fabric does not start; shows its last lines, which are in ``folder``.
     """
     try:
         async with asyncio.timeout(START_WITHIN_S):
-            await fabric.ready()
+            return (await fabric.ready()).page
     except TimeoutError as error:
         raise UnavailableError(f"the fabric did not start within {START_WITHIN_S:g} s{last_lines(folder)}") from error
 

@@ -53,7 +53,8 @@ class FabricOptions:
         checkpoint_dir: the servers' checkpoints, of several each in a directory of its own in there; a server that died
             goes on from them.
         resume: begin with the newest of them.
-        metrics_port: the scheduler's; the others' follow, one by one.
+        metrics_port: the scheduler's, which has the status page, too; the others' follow, one by one. None takes any
+            free one for the scheduler, and none for the others.
         tls: folder of certificates for all roles; None for plain connections.
         insecure: plain connections may leave this machine.
         log_level: of all services.
@@ -133,7 +134,7 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     common = _common(options)
     member = (*common, "--scheduler", _dial(options, port))
     metrics = options.metrics_port
-    arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics, 0))
+    arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics or 0, 0))
     found = [Service(name=SCHEDULER, arguments=arguments, spare=("--standby",))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]

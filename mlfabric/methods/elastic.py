@@ -29,8 +29,8 @@ class Elastic:
 
     def __init__(self, spec: ModelSpec) -> None:
         options = spec.rounds or RoundOptions()
-        self._tau_max, self._at_least = options.tau_max, options.at_least
-        self.most_waiting = max(4, self._tau_max + 1)
+        self.delay_bound, self._at_least = options.tau_max, options.at_least
+        self.most_waiting = max(4, self.delay_bound + 1)
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Wait until enough are ready, and for more while that is worth it."""
@@ -48,4 +48,4 @@ class Elastic:
 
     def late(self, delay: int, gradients: int) -> Late:
         """Let it join while its delay is within the bound."""
-        return Late.JOINS if delay <= self._tau_max else Late.IS_DROPPED
+        return Late.JOINS if delay <= self.delay_bound else Late.IS_DROPPED

@@ -38,6 +38,7 @@ class Gossip:
 
     most_waiting = 2**31
     waits_for_slow = False
+    delay_bound = None
 
     def __init__(self, spec: ModelSpec) -> None:
         self._waits = spec.method is not Method.ADPSGD

@@ -64,6 +64,10 @@ class RoundRule(Protocol):
     most_waiting: int
     waits_for_slow: bool
 
+    @property
+    def delay_bound(self) -> int | None:
+        """How many rounds late a gradient is at the most that is in one; None for no bound."""
+
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Return when the next round may begin if nobody else becomes ready; None if it waits for somebody."""
 

@@ -13,6 +13,7 @@ class Together:
 
     most_waiting = 4
     waits_for_slow = True
+    delay_bound = 0
 
     def __init__(self, spec: ModelSpec) -> None:
         """Rounds of everybody have no options."""

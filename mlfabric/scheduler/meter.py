@@ -16,6 +16,7 @@ from mlfabric.protocol import (
     Instruction,
     LinksReported,
     MemberEvent,
+    ModelVersion,
     PushRequested,
     Reduce,
     ReduceSettled,
@@ -25,8 +26,10 @@ from mlfabric.protocol import (
     TransferEnded,
     UpdateId,
 )
+from mlfabric.scheduler.journal import Journal
 from mlfabric.scheduler.records import PlanCount
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.waits import Wait, count_waits
 from mlfabric.telemetry import SchedulerMetrics
@@ -47,19 +50,27 @@ class Meter:
     Args:
         metrics: where figures go.
         software_version: shown on the status.
+        journal: where it is written down what was decided; None where nobody reads that.
 
     Attributes:
         reduced_bytes: size of the tensor of each AllReduce job's last round.
+        page: address of the status page; "" if there is none.
     """
 
-    def __init__(self, metrics: SchedulerMetrics, software_version: str) -> None:
+    def __init__(self, metrics: SchedulerMetrics, software_version: str, journal: Journal | None = None) -> None:
         self.metrics = metrics
+        self.journal = journal
         self.software_version = software_version
         self.reduced_bytes: dict[str, int] = {}
+        self.page = ""
         self._plan_s = 0.0
         self._known = PlanCount()
         self._rounds: dict[RoundId, _Round] = {}
         self._probes: dict[str, ProbeCount] = {}
+        self._delays: dict[str, Counter[int]] = {}
+        self._tallies: dict[tuple[str, int], tuple[int, int]] = {}
+        """How many gradients of each worker that makes rounds were counted as in rounds, and as dropped; by name and
+        incarnation."""
 
     def mean_plan_ms(self, plans: int) -> float:
         """Return how long a plan took on average."""
@@ -81,6 +92,8 @@ class Meter:
                 self.metrics.settled(instruction.model, instruction.update.worker, Dropped(cause=instruction.cause))
             elif isinstance(instruction, Reduce | ReduceSettled | CancelReduce):
                 self._round(state, instruction, now_ns)
+        if self.journal is not None:
+            self.journal.observe(state, event, instructions, now_ns)
         return instructions
 
     def _round(self, state: SchedulerState, instruction: Reduce | ReduceSettled | CancelReduce, now_ns: int) -> None:
@@ -128,14 +141,39 @@ class Meter:
         self.metrics.members(counts)
         self.metrics.keep(state.context.members, state.context.network.hosts)
         self._count_sums(state.count)
+        if self.journal is not None:
+            self.journal.survey(state)
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))
+            self.metrics.delay_bound(name, model.pushes.tau_max)
+            self.metrics.version(name, model.pushes.version)
+            replication = model.replication
+            if replication.following is not None:
+                following, norm = replication.following, replication.following.norm
+                self.metrics.replica(name, replication.lead, following.updates, replication.divergence, norm)
         for name, found in count_waits(state).items():
             for wait in Wait:
                 self.metrics.waiting(name, wait.value, found[wait])
+        self._count_rounds(state)
         for name, rounds in state.reductions.items():
             known, self._probes[name] = self._probes.get(name, ProbeCount()), rounds.probes
             self.metrics.probes(name, *(now - before for now, before in zip(rounds.probes, known, strict=True)))
+
+    def _count_rounds(self, state: SchedulerState) -> None:
+        """Count the gradients that were in rounds and those that were dropped since the last survey."""
+        known, self._tallies = self._tallies, {}
+        for name, record in state.context.members.items():
+            if record.model not in state.reductions:
+                continue
+            process, now = (name, record.member.incarnation), (record.tally.committed, record.tally.dropped_total)
+            before, self._tallies[process] = known.get(process, (0, 0)), now
+            self.metrics.in_rounds(record.model, name, now[0] - before[0], now[1] - before[1])
+        for name, rounds in state.reductions.items():
+            self.metrics.version(name, ModelVersion(1, rounds.version))
+            if isinstance(rounds, StepRounds):
+                fresh, self._delays[name] = rounds.delays - self._delays.get(name, Counter()), rounds.delays.copy()
+                self.metrics.delays(name, fresh)
+                self.metrics.delay_bound(name, rounds.delay_bound)
 
     def _count_sums(self, count: PlanCount) -> None:
         """Count the groups that were planned and the sums that were given up since the last survey."""

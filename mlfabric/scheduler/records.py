@@ -14,7 +14,6 @@ from mlfabric.model.specs import Member
 from mlfabric.network import Profile
 from mlfabric.planning import Shape
 from mlfabric.protocol import (
-    DropReason,
     Following,
     GetId,
     GetRequested,
@@ -87,14 +86,24 @@ class PlanCount:
 
 @dataclass(slots=True)
 class WorkerTally:
-    """What became of a worker's updates.
+    """What became of a worker's updates, or of its gradients that it offered for rounds; of dropped ones by reason.
 
     ``dropped_in_a_row`` is what the warning about shut-out workers is built on.
     """
 
     committed: int = 0
-    dropped: Counter[DropReason] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
     dropped_in_a_row: int = 0
+
+    def commit(self, updates: int = 1) -> None:
+        """Count updates that are in the model."""
+        self.committed += updates
+        self.dropped_in_a_row = 0
+
+    def drop(self, reason: str, updates: int = 1) -> None:
+        """Count updates that were dropped."""
+        self.dropped[reason] += updates
+        self.dropped_in_a_row += updates
 
     @property
     def dropped_total(self) -> int:

@@ -22,19 +22,24 @@ from mlfabric.errors import FabricError, UsageError
 from mlfabric.model.specs import Term
 from mlfabric.planning import is_planner_compiled
 from mlfabric.scheduler.context import SchedulerConfig
+from mlfabric.scheduler.journal import Journal
 from mlfabric.scheduler.limits import Limits
 from mlfabric.scheduler.members.pulse_socket import Datagrams, listen_for_pulses
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.planner_warmup import warm_planner
 from mlfabric.scheduler.service import FabricService
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.security import LOOPBACK, Security
+from mlfabric.scheduler.status import describe
+from mlfabric.security import LOOPBACK, Security, is_loopback
 from mlfabric.security.secure_grpc import add_port
 from mlfabric.shell.control import Decoding, server_limits
 from mlfabric.shell.kept_numbers import next_number
+from mlfabric.status_page import StatusPages
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
+from mlfabric.telemetry.history import Entry, History
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__
+from mlfabric.wire.plain import as_plain
 
 __all__ = ["SchedulerOptions", "SchedulerRunner", "next_term"]
 
@@ -45,6 +50,7 @@ STOOD_STILL_S = 3.0
 """A scheduler that did nothing for so long may have been succeeded meanwhile."""
 PORT_WITHIN_S = 5.0
 LOOK_AGAIN_S = 0.02
+ANSWERED_WITHIN_S = 2.0
 YOUNG_OBJECTS = 10_000
 SPARE_CALLS = 64
 """So many connections and calls there may be beyond one session and one call of each member: for people and tools."""
@@ -58,7 +64,7 @@ class SchedulerOptions:
         bind: address to listen on.
         advertised: name under which members reach it; "" means ``bind``.
         port: 0 takes any free one.
-        metrics_port: of /metrics; 0 any free one, None no page.
+        metrics_port: of /metrics and the status page; 0 any free one, None neither.
         batch_window_s: see ``SchedulerConfig``; >= 0.
         answer_s: a member whose process answers nothing for so long, though its connection stands, counts as silent; it
             is asked whenever it has said nothing for half of it. > 0.
@@ -165,7 +171,9 @@ class SchedulerRunner:
     def __init__(self, options: SchedulerOptions) -> None:
         self.options = options
         self._instance = secrets.randbits(64)
-        self._meter = Meter(SchedulerMetrics(), __version__)
+        self._history = History()
+        journal = None if options.metrics_port is None else Journal(self._history)
+        self._meter = Meter(SchedulerMetrics(), __version__, journal)
         self._state: SchedulerState
 
     def _renew(self, seen: int = 0) -> SchedulerState:
@@ -283,11 +291,30 @@ class SchedulerRunner:
             await asyncio.sleep(LOOK_AGAIN_S)
 
     def _page(self) -> MetricsPage | None:
-        options = self.options
-        if options.metrics_port is None:
+        """Serve what Prometheus scrapes and what people look at, on a thread, which asks this loop for the state."""
+        options, journal, loop = self.options, self._meter.journal, asyncio.get_running_loop()
+        if options.metrics_port is None or journal is None:
             return None
-        page = MetricsPage(self._meter.metrics.registry, options.bind, options.metrics_port, options.security)
-        log.info("metrics at http://%s:%s/metrics", self.options.bind, page.start())
+
+        async def look() -> tuple[fabric_pb2.GetStatusResponse, list[Entry]]:
+            now_ns = clock.monotonic_ns()
+            return describe(self._state, self._meter, now_ns), journal.open(now_ns)
+
+        async def ask() -> dict[str, Any]:
+            looking = asyncio.run_coroutine_threadsafe(look(), loop)
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                status, still_open = await asyncio.wrap_future(looking)
+            return {"status": as_plain(status), "open": still_open}
+
+        token = "" if is_loopback(options.bind) else secrets.token_urlsafe()
+        pages = StatusPages(self._history, ask, token)
+        page = MetricsPage(
+            self._meter.metrics.registry, options.bind, options.metrics_port, options.security, pages.add_to
+        )
+        scheme, host = "http" if options.security.certificate is None else "https", options.advertised or options.bind
+        address = f"{scheme}://{f'[{host}]' if ':' in host else host}:{page.start()}/"
+        self._meter.page = f"{address}?token={token}" if token else address
+        log.info("status page at %s, metrics at %smetrics", self._meter.page, address)
         return page
 
     async def _survey(self, service: FabricService) -> None:

@@ -421,8 +421,7 @@ class SchedulerState:
         for commit in (yield from model.pushes.committed(event)):
             model.delays[commit.tau] += 1
             if record := self._tallied(model, commit.update):
-                record.tally.committed += 1
-                record.tally.dropped_in_a_row = 0
+                record.tally.commit()
         model.samples.committed(event.commits)
         model.dispenser.committed(event.commits)
         yield from model.replication.committed(event.commits)
@@ -454,8 +453,7 @@ class SchedulerState:
     def _tally_drop(self, model: ModelState, update: UpdateId, cause: DropReason) -> None:
         model.dropped[cause] += 1
         if record := self._tallied(model, update):
-            record.tally.dropped[cause] += 1
-            record.tally.dropped_in_a_row += 1
+            record.tally.drop(cause.value)
 
     def _tallied(self, model: ModelState, update: UpdateId) -> MemberRecord | None:
         """Return the worker whose tally an outcome goes into: of the parts of a push one counts."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from mlfabric.model.specs import Role
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
-from mlfabric.scheduler.followers.replication_state import Phase
+from mlfabric.scheduler.followers.replication_state import Phase, Replication
 from mlfabric.scheduler.known_models import AnyRounds
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.model_state import ModelState
@@ -49,6 +51,7 @@ def describe(
             mean_batch=state.count.updates / max(1, state.count.plans),
         ),
         software_version=meter.software_version,
+        page=meter.page,
     )
 
 
@@ -176,10 +179,20 @@ def _reduced(
         waits_by_cause=waits,
         size_bytes=meter.reduced_bytes.get(name, 0),
         probes=fabric_pb2.ProbesStatus(**rounds.probes._asdict()),
-        threshold=rounds.thresholds.words if isinstance(rounds, StepRounds) else "",
         whole=name,
         **state.endings.stay_of(name)._asdict(),
+        **(_of_steps(rounds) if isinstance(rounds, StepRounds) else {}),
     )
+
+
+def _of_steps(rounds: StepRounds) -> dict[str, Any]:
+    """Return what is known of rounds whose results workers apply by themselves."""
+    return {
+        "threshold": rounds.thresholds.words,
+        "tau_max": rounds.delay_bound or 0,
+        "delay_max": max(rounds.delays, default=0),
+        "delay_p50": _median(rounds.delays),
+    }
 
 
 def _helping(state: SchedulerState, aggregator: str) -> Iterator[str]:
@@ -217,7 +230,22 @@ def _model(
         samples=describe_samples(model, all_ranges=all_samples),
         whole=whole,
         **state.endings.stay_of(whole)._asdict(),
+        **_divergence(model.replication),
     )
+
+
+def _divergence(replication: Replication) -> dict[str, Any]:
+    """Return how far a replica is behind, and may be; nothing if there is none."""
+    following = replication.following
+    if following is None:
+        return {}
+    norm = following.norm if math.isfinite(following.norm) else None
+    return {
+        "replica_lead": replication.lead,
+        "replica_lead_max": following.updates,
+        "divergence": replication.divergence,
+        "divergence_max": norm,
+    }
 
 
 def _median(delays: Counter[int]) -> float:
@@ -243,9 +271,7 @@ def _worker(state: SchedulerState, record: MemberRecord, load: _Load) -> fabric_
         in_flight=load.sending.get(model.pushes.spec.name, Counter())[name] if model else 0,  # a part may be gone
         dropped_share=tally.dropped_share,
         warning=_warning(record, model),
-        dropped_by_cause={
-            cause.value: count for cause, count in sorted(tally.dropped.items(), key=lambda c: c[0].value)
-        },
+        dropped_by_cause=dict(sorted(tally.dropped.items())),
         steps=steps.count,
         compute_s=steps.last_s,
     )

@@ -32,6 +32,7 @@ class Certificate:
         identity: what it says.
         authority_pem, certificate_pem, key_pem: the files.
         accepting, dialling: TLS as whom others connect to, and as who connects; either wants the other's certificate.
+        showing: as whom browsers connect to, which may have none.
     """
 
     identity: Identity
@@ -40,6 +41,7 @@ class Certificate:
     key_pem: bytes = field(repr=False)
     accepting: ssl.SSLContext = field(repr=False, compare=False)
     dialling: ssl.SSLContext = field(repr=False, compare=False)
+    showing: ssl.SSLContext = field(repr=False, compare=False)
 
     @classmethod
     def load(cls, folder: Path, role: str) -> Certificate:
@@ -56,6 +58,8 @@ class Certificate:
         files = [_read(own / name) for name in (AUTHORITY_FILE, CERTIFICATE_FILE, KEY_FILE)]
         _check_secret(own / KEY_FILE)
         accepting, dialling = (_context(own, purpose) for purpose in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT))
+        showing = _context(own, ssl.PROTOCOL_TLS_SERVER)
+        showing.verify_mode = ssl.CERT_OPTIONAL
         where = own / CERTIFICATE_FILE
         try:
             identity = _shown(accepting, dialling)
@@ -73,6 +77,7 @@ class Certificate:
             key_pem=files[2],
             accepting=accepting,
             dialling=dialling,
+            showing=showing,
         )
 
 

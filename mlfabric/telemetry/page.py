@@ -1,31 +1,43 @@
-"""The page that Prometheus scrapes: a registry behind a port, served by a thread."""
+"""Pages over HTTP, served by a thread: what Prometheus scrapes, and what else a service has to show.
+
+Nobody who asks badly, slowly or too often takes more than a few connections: there are at most 64, and one that has
+sent no request after a while is broken off.
+"""
 
 from __future__ import annotations
 
-import logging
+import asyncio
+import ipaddress
 import socket
-import sys
-from socketserver import ThreadingMixIn
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import closing, suppress
 from threading import Thread
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.aiohttp import make_aiohttp_handler
 
 from mlfabric.errors import UsageError
-from mlfabric.security import LOOPBACK, Security
+from mlfabric.security import LOOPBACK, Security, is_loopback
 
-SILENCE_S = 30
-log = logging.getLogger("mlfabric.telemetry")
+SILENCE_S = 30.0
+LOOK_S = 5.0
+MOST_CONNECTIONS = 64
+END_S = 0.5
+TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class MetricsPage:
-    """A registry's page for Prometheus to scrape, served by a thread.
+    """A registry's page for Prometheus to scrape, and others beside it.
 
     Args:
-        registry: what is shown.
+        registry: what is shown at ``/metrics``.
         bind_host: address to listen on.
         port: port to listen on; 0 takes any that is free.
-        security: of the member; under TLS who scrapes needs a certificate as well.
+        security: of the member; under TLS who asks for metrics needs a certificate as well.
+        others: adds further pages, for browsers, which may have none; they look themselves whom they show anything.
     """
 
     def __init__(
@@ -34,70 +46,136 @@ class MetricsPage:
         bind_host: str = "127.0.0.1",
         port: int = 0,
         security: Security = LOOPBACK,
+        others: Callable[[web.Application], None] | None = None,
     ) -> None:
-        self._registry = registry
+        self._show = make_aiohttp_handler(registry)
         self._bind_host = bind_host
         self._port = port
         self._security = security
-        self._serving: tuple[WSGIServer, Thread] | None = None
+        self._others = others
+        self._heard: set[object] = set()
+        """Connections that have sent a request."""
+        self._is_local = False
+        self._serving: tuple[asyncio.AbstractEventLoop, asyncio.Event, Thread] | None = None
 
     def start(self) -> int:
-        """Serve the page and return the port that it is on.
+        """Serve the pages and return the port that they are on.
 
         Raises:
             UsageError: the port is in use, the address is not one of this machine, or it wants TLS.
         """
         assert self._serving is None, "the page was started twice"
+        self._security.check(self._bind_host, "--bind")
         try:
-            server = self._listen()
+            family = socket.AF_INET6 if ":" in self._bind_host else socket.AF_INET
+            listener = socket.create_server((self._bind_host, self._port), family=family)
+            listener.setblocking(False)
         except (OSError, OverflowError) as error:
             raise UsageError(
                 f"metrics page: cannot listen on {self._bind_host}:{self._port} ({error});"
                 " give an address of this machine and a free port, or port 0 for any"
             ) from error
-        thread = Thread(target=server.serve_forever, name="metrics page", daemon=True)
+        port = int(listener.getsockname()[1])
+        self._is_local = is_loopback(self._bind_host)
+        loop, stop = asyncio.new_event_loop(), asyncio.Event()
+        thread = Thread(target=_run, args=(loop, self._serve(listener, stop)), name="pages", daemon=True)
+        self._serving = loop, stop, thread
         thread.start()
-        self._serving = server, thread
-        return int(server.server_port)
-
-    def _listen(self) -> WSGIServer:
-        self._security.check(self._bind_host, "--bind")
-        kind = _Server6 if ":" in self._bind_host else _Server
-        server = make_server(self._bind_host, self._port, make_wsgi_app(self._registry), kind, _Request)
-        if (own := self._security.certificate) is not None:
-            # The handshake is left to the thread of the request: who is silent in it keeps nobody else waiting.
-            server.socket = own.accepting.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        return server
+        return port
 
     def stop(self) -> None:
         """Stop serving and free the port; waits up to half a second for the thread."""
         if self._serving is not None:
-            server, thread = self._serving
-            self._serving = None
-            server.shutdown()
-            server.socket.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may have it, too
-            server.server_close()
+            (loop, stop, thread), self._serving = self._serving, None
+            loop.call_soon_threadsafe(stop.set)
             thread.join()
 
+    async def _serve(self, listener: socket.socket, stop: asyncio.Event) -> None:
+        application = web.Application(middlewares=[self._checked])
+        application.router.add_get("/metrics", self._metrics)
+        if self._others is not None:
+            self._others(application)
+        own = self._security.certificate
+        runner = web.AppRunner(
+            application, access_log=None, keepalive_timeout=SILENCE_S, shutdown_timeout=END_S, handler_cancellation=True
+        )
+        await runner.setup()
+        assert runner.server is not None, "it is set up"
+        pages = runner.server
 
-class _Server(ThreadingMixIn, WSGIServer):
-    """One thread for each request."""
+        tls = None if own is None else own.accepting if self._others is None else own.showing
+        working = [self._accept(listener, pages, tls), self._break_off_silent(pages)]
+        tasks = [asyncio.create_task(each) for each in working]
+        try:
+            await stop.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)  # a process that was forked from this one may have it, too
+            listener.close()
+            await runner.cleanup()
 
-    daemon_threads = True
+    async def _accept(self, listener: socket.socket, pages: web.Server, tls: ssl.SSLContext | None) -> None:
+        """Take connections in; refuse those that are too many."""
+        loop, beginning = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        while True:
+            connection, _ = await loop.sock_accept(listener)
+            if len(pages.connections) + len(beginning) >= MOST_CONNECTIONS:
+                with closing(connection), suppress(OSError):
+                    connection.send(TOO_MANY if tls is None else b"")
+                continue
+            task = asyncio.create_task(_begin(connection, pages, tls))
+            beginning.add(task)
+            task.add_done_callback(beginning.discard)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Log a request that failed; who comes without a certificate fails so."""
-        log.info("metrics page: a request of %s failed: %s", client_address, sys.exc_info()[1])
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        """Show the registry to whoever has a certificate, where there is TLS."""
+        is_plain = self._security.certificate is None
+        if not is_plain and (request.transport is None or not request.transport.get_extra_info("peercert")):
+            raise web.HTTPForbidden(text="metrics are shown to who has a certificate of this fabric\n")
+        return await self._show(request)
+
+    @web.middleware
+    async def _checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Note that a connection is in use; refuse what another site's page asks through somebody's browser."""
+        self._heard.add(request.protocol)
+        if self._is_local and not _is_this_machine(request.host):
+            raise web.HTTPForbidden(text=f"host {request.host!r}; allowed here: localhost, or a loopback address\n")
+        return await handler(request)
+
+    async def _break_off_silent(self, pages: web.Server) -> None:
+        loop, since_s = asyncio.get_running_loop(), dict[object, float]()
+        while True:
+            await asyncio.sleep(LOOK_S)
+            here = pages.connections
+            since_s = {one: since_s.get(one, loop.time()) for one in here}
+            self._heard &= since_s.keys()
+            for one in here:
+                if one not in self._heard and loop.time() - since_s[one] >= SILENCE_S and one.transport is not None:
+                    one.transport.abort()
 
 
-class _Server6(_Server):
-    address_family = socket.AF_INET6
+def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[None, None, None]) -> None:
+    with closing(loop):
+        loop.run_until_complete(work)
+        loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-class _Request(WSGIRequestHandler):
-    """Logs nothing; ends a connection that is silent."""
+async def _begin(connection: socket.socket, pages: web.Server, tls: ssl.SSLContext | None) -> None:
+    """Serve a connection, once TLS is agreed on."""
+    with suppress(OSError):  # who comes with a certificate that is none, or goes at once
+        timeout_s = None if tls is None else SILENCE_S
+        await asyncio.get_running_loop().connect_accepted_socket(
+            pages, connection, ssl=tls, ssl_handshake_timeout=timeout_s
+        )
 
-    timeout = SILENCE_S
 
-    def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing."""
+def _is_this_machine(host: str) -> bool:
+    """Tell whether a request's host is a name that no other site's page can have."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    try:
+        return name == "localhost" or ipaddress.ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 
 from prometheus_client import Counter, Gauge
@@ -31,7 +32,7 @@ class SchedulerMetrics:
         self._updates = Owned(
             Counter(
                 "mlfabric_updates_total",
-                "Updates by what became of them; cause says why an update was dropped.",
+                "Updates, and gradients offered for rounds, by what became of them; cause says why one was dropped.",
                 ["model", "worker", "outcome", "cause"],
                 registry=registry,
             )
@@ -53,6 +54,18 @@ class SchedulerMetrics:
             "cause",
         )
         self._version = registry.gauges("mlfabric_model_version", "Newest version of the model.", "model")
+        self._bound = registry.gauges(
+            "mlfabric_delay_bound_versions", "Delay that no update may exceed; absent where there is no bound.", "model"
+        )
+        self._lead, self._most_lead, self._divergence, self._most_divergence = (
+            registry.gauges(f"mlfabric_replica_{name}", words, "model")
+            for name, words in (
+                ("lead_updates", "Updates that a model's replica has not applied."),
+                ("lead_bound_updates", "How many updates that may be; absent where there is no bound."),
+                ("divergence", "Bound of the l2 distance of a model's replica from it."),
+                ("divergence_bound", "How far that may be; absent where there is no bound."),
+            )
+        )
         self._rate = Owned(
             Gauge(
                 "mlfabric_link_rate_bytes_per_second",
@@ -99,6 +112,32 @@ class SchedulerMetrics:
         self._updates.of(worker, model, worker, *settled_as(outcome)).inc()
         if isinstance(outcome, Committed):
             self._delay(model).observe(outcome.tau)
+
+    def delays(self, model: str, counts: Mapping[int, int]) -> None:
+        """Observe by how many rounds gradients were late, and how many of them."""
+        for delay, number in counts.items():
+            for _ in range(number):
+                self._delay(model).observe(delay)
+
+    def delay_bound(self, model: str, versions: int | None) -> None:
+        """Set the bound of delays; None for none."""
+        if versions is not None:
+            self._bound(model).set(versions)
+
+    def replica(self, model: str, lead: int, most_lead: int | None, divergence: float, most_divergence: float) -> None:
+        """Set how far a model's replica is behind, and how far it may be: None, or infinite, for no such bound."""
+        self._lead(model).set(lead)
+        self._divergence(model).set(divergence)
+        if most_lead is not None:
+            self._most_lead(model).set(most_lead)
+        if math.isfinite(most_divergence):
+            self._most_divergence(model).set(most_divergence)
+
+    def in_rounds(self, model: str, worker: str, committed: int, dropped: int) -> None:
+        """Count gradients that were in rounds, and those that no further round could take."""
+        self._updates.of(worker, model, worker, "committed", "").inc(committed)
+        if dropped:
+            self._updates.of(worker, model, worker, "dropped", "too_late").inc(dropped)
 
     def keep(self, workers: Container[str], hosts: Container[str]) -> None:
         """Show no more figures of workers and hosts but of those that are known."""

@@ -740,10 +740,15 @@ class ModelStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
     STAY_FIELD_NUMBER: _builtins.int
+    REPLICA_LEAD_FIELD_NUMBER: _builtins.int
+    REPLICA_LEAD_MAX_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_FIELD_NUMBER: _builtins.int
+    DIVERGENCE_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     server: _builtins.str
     initialised: _builtins.bool
     tau_max: _builtins.int
+    """Of the delay of an update, or of a gradient in a round."""
     waiting: _builtins.int
     in_flight: _builtins.int
     delay_max: _builtins.int
@@ -767,6 +772,12 @@ class ModelStatus(_message.Message):
     """It stays when its job is over."""
     stay: _builtins.str
     """What its job is at, in words."""
+    replica_lead: _builtins.int
+    """How many updates its replica has not applied, and how many that may be; absent without a replica, or a bound."""
+    replica_lead_max: _builtins.int
+    divergence: _builtins.float
+    """The same as l2 distance, of which that of the steps that it has not applied is a bound."""
+    divergence_max: _builtins.float
     @_builtins.property
     def version(self) -> _types_pb2.ModelVersion: ...
     @_builtins.property
@@ -812,12 +823,31 @@ class ModelStatus(_message.Message):
         workers: _abc.Iterable[_builtins.str] | None = ...,
         kept: _builtins.bool = ...,
         stay: _builtins.str = ...,
+        replica_lead: _builtins.int | None = ...,
+        replica_lead_max: _builtins.int | None = ...,
+        divergence: _builtins.float | None = ...,
+        divergence_max: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["probes", b"probes", "samples", b"samples", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence", b"_divergence", "_divergence_max", b"_divergence_max", "_replica_lead", b"_replica_lead", "_replica_lead_max", b"_replica_lead_max", "divergence", b"divergence", "divergence_max", b"divergence_max", "probes", b"probes", "replica_lead", b"replica_lead", "replica_lead_max", b"replica_lead_max", "samples", b"samples", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "method", b"method", "name", b"name", "probes", b"probes", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "threshold", b"threshold", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence", b"_divergence", "_divergence_max", b"_divergence_max", "_replica_lead", b"_replica_lead", "_replica_lead_max", b"_replica_lead_max", "committed", b"committed", "delay_max", b"delay_max", "delay_p50", b"delay_p50", "divergence", b"divergence", "divergence_max", b"divergence_max", "dropped", b"dropped", "in_flight", b"in_flight", "initialised", b"initialised", "job", b"job", "kept", b"kept", "lost", b"lost", "method", b"method", "name", b"name", "probes", b"probes", "replica_lead", b"replica_lead", "replica_lead_max", b"replica_lead_max", "samples", b"samples", "server", b"server", "size_bytes", b"size_bytes", "stay", b"stay", "tau_max", b"tau_max", "threshold", b"threshold", "version", b"version", "waiting", b"waiting", "waits_by_cause", b"waits_by_cause", "waits_for", b"waits_for", "whole", b"whole", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__divergence: _TypeAlias = _typing.Literal["divergence"]  # noqa: Y015
+    _WhichOneofArgType__divergence: _TypeAlias = _typing.Literal["_divergence", b"_divergence"]  # noqa: Y015
+    _WhichOneofReturnType__divergence_max: _TypeAlias = _typing.Literal["divergence_max"]  # noqa: Y015
+    _WhichOneofArgType__divergence_max: _TypeAlias = _typing.Literal["_divergence_max", b"_divergence_max"]  # noqa: Y015
+    _WhichOneofReturnType__replica_lead: _TypeAlias = _typing.Literal["replica_lead"]  # noqa: Y015
+    _WhichOneofArgType__replica_lead: _TypeAlias = _typing.Literal["_replica_lead", b"_replica_lead"]  # noqa: Y015
+    _WhichOneofReturnType__replica_lead_max: _TypeAlias = _typing.Literal["replica_lead_max"]  # noqa: Y015
+    _WhichOneofArgType__replica_lead_max: _TypeAlias = _typing.Literal["_replica_lead_max", b"_replica_lead_max"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence) -> _WhichOneofReturnType__divergence | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_max) -> _WhichOneofReturnType__divergence_max | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_lead) -> _WhichOneofReturnType__replica_lead | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_lead_max) -> _WhichOneofReturnType__replica_lead_max | None: ...
 
 Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
 
@@ -1026,8 +1056,11 @@ class GetStatusResponse(_message.Message):
     LINKS_FIELD_NUMBER: _builtins.int
     PLANNER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
+    PAGE_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     software_version: _builtins.str
+    page: _builtins.str
+    """Address of the status page for browsers; empty if there is none."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     @_builtins.property
@@ -1048,10 +1081,11 @@ class GetStatusResponse(_message.Message):
         links: _abc.Iterable[Global___LinkStatus] | None = ...,
         planner: Global___PlannerStatus | None = ...,
         software_version: _builtins.str = ...,
+        page: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["planner", b"planner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "members", b"members", "models", b"models", "planner", b"planner", "software_version", b"software_version", "term", b"term", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "members", b"members", "models", b"models", "page", b"page", "planner", b"planner", "software_version", b"software_version", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

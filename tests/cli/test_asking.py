@@ -8,9 +8,10 @@ import pytest
 
 from mlfabric.cli import checks
 from mlfabric.cli.checks import Level
-from mlfabric.cli.tables import as_plain, console, status_view
+from mlfabric.cli.tables import console, status_view
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.v1 import fabric_pb2, types_pb2
+from mlfabric.wire.plain import as_plain
 from tests.processes import Start
 
 

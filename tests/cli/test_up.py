@@ -80,7 +80,7 @@ def pid_at(command: Command, address: str) -> int:
 def test_a_fabric_comes_up_says_where_and_ctrl_c_leaves_nothing(start: Start, free_port: int):
     command = start("up", "--port", str(free_port))
     command.read_until("mlfabric is up")
-    assert f"scheduler  127.0.0.1:{free_port}" in command.read_until("scheduler")
+    assert f"scheduler   127.0.0.1:{free_port}" in command.read_until("scheduler")
     assert "train with: mlfabric run" in command.read_until("train with")
     everything = psutil.Process(command.process.pid).children(recursive=True)
 

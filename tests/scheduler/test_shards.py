@@ -187,7 +187,7 @@ def test_a_refusal_at_one_part_gives_the_unit_up_and_drops_the_culprit_everywher
     assert [(i.to, i.cause) for i in of(Drop, told)] == [(f"s{i}", DropReason.NOT_FINITE) for i in range(2)]
     stage.ends("a", 0, TransferEnd.DISCARDED, DropReason.NOT_FINITE)
     assert not stage.whole.open
-    assert stage.state.context.members["a"].tally.dropped[DropReason.NOT_FINITE] == 1
+    assert stage.state.context.members["a"].tally.dropped[DropReason.NOT_FINITE.value] == 1
 
 
 def test_a_refusal_without_a_culprit_is_tried_again_after_a_pause():

@@ -141,7 +141,7 @@ def test_a_sum_that_is_torn_twice_is_voided_once(stage):
 def test_an_update_that_is_not_finite_tears_its_sum_and_is_dropped(stage):
     told = stage.tell(ended(update("b"), TransferEnd.DISCARDED, DropReason.NOT_FINITE, by="g"))
     assert told == [void(SUM), cancel()]
-    assert stage.state.context.members["b"].tally.dropped == {DropReason.NOT_FINITE: 1}
+    assert stage.state.context.members["b"].tally.dropped == {DropReason.NOT_FINITE.value: 1}
     assert stage.tell(ended(SUM, TransferEnd.TORN, by="g")) == []
     stage.tell(ended(SUM, TransferEnd.VOIDED))
     assert directly(stage.ask_all(*map(push, "ac"))) == [update("a"), update("c")]

@@ -14,6 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 import torch
+from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
 import mlfabric
@@ -117,12 +118,13 @@ def test_a_page_is_for_who_has_a_certificate_and_waits_for_nobody(certificates: 
     context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
     context.check_hostname = False
     try:
-        with socket.create_connection(("127.0.0.1", port)), pytest.raises((urllib.error.URLError, ssl.SSLError)):
+        with socket.create_connection(("127.0.0.1", port)), pytest.raises((urllib.error.URLError, OSError)):
             urllib.request.urlopen(url, context=context, timeout=10)
         with contextlib.closing(socket.create_connection(("127.0.0.1", port))) as plain:
             plain.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
             plain.settimeout(10)
-            assert b"looks" not in plain.recv(1000)
+            with contextlib.suppress(ConnectionResetError):
+                assert b"looks" not in plain.recv(1000)
         context.load_cert_chain(certificates / "client" / "cert.pem", certificates / "client" / "key.pem")
         with urllib.request.urlopen(url, context=context, timeout=10) as answer:
             assert "looks_total 1.0" in answer.read().decode()
@@ -144,3 +146,26 @@ def test_workers_sum_their_tensors_under_tls(secured: Fabric, certificates: Path
 
     together(*(partial(work, f"adds-{i}", 10.0**i) for i in range(3)))
     assert [bool((total == 111.0).all()) for total in sums.values()] == [True] * 3
+
+
+def test_further_pages_are_shown_to_browsers_without_a_certificate_and_metrics_are_not(certificates: Path) -> None:
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(text="shown")
+
+    def others(application: web.Application) -> None:
+        application.router.add_get("/shown", show)
+
+    page = MetricsPage(CollectorRegistry(), security=Security.of(certificates, "server"), others=others)
+    port = page.start()
+    context = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+    context.check_hostname = False
+    try:
+        with urllib.request.urlopen(f"https://localhost:{port}/shown", context=context, timeout=10) as answer:
+            assert answer.read() == b"shown"
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(f"https://localhost:{port}/metrics", context=context, timeout=10)
+        context.load_cert_chain(certificates / "client" / "cert.pem", certificates / "client" / "key.pem")
+        with urllib.request.urlopen(f"https://localhost:{port}/metrics", context=context, timeout=10) as answer:
+            assert answer.status == 200
+    finally:
+        page.stop()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mlfabric.model.divergence import Limit, Units
+from mlfabric.model.divergence import Limit, Units, as_norm
 from mlfabric.model.samples import Samples
 from mlfabric.model.specs import Method
 from mlfabric.model.update_rules import RuleKind
@@ -137,6 +137,11 @@ class ReplicaSending:
     def lead(self) -> int:
         """How many updates were committed that the replica has not applied, as far as is known here."""
         return sum(len(entry.members) for entry in self._entries)
+
+    @property
+    def divergence(self) -> float:
+        """The l2 norms of the steps of these, summed: a bound of how far the replica is from the model."""
+        return as_norm(sum(entry.step for entry in self._entries))
 
     @property
     def _model(self) -> str:

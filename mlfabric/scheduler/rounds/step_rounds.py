@@ -11,6 +11,7 @@ nothing, and hear that there is a new version.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -42,6 +43,8 @@ from mlfabric.scheduler.rounds.thresholds import Thresholds
 
 __all__ = ["StepRounds"]
 
+_TOO_LATE = "no further round could take it"
+
 
 class StepRounds:
     """The rounds of one model.
@@ -52,12 +55,14 @@ class StepRounds:
         waits_for: what the next one waits for, in words.
         thresholds: from when on workers begin no more micro-batches.
         passed, dropped: how many gradients were kept for their workers' next ones, and how many were dropped.
+        delays: by how many rounds gradients were late, how many of them were in a round.
     """
 
     def __init__(self, context: Context, spec: ModelSpec) -> None:
         self.spec = spec
         self.done = self.workers = self.passed = self.dropped = 0
         self.waits_for = ""
+        self.delays = Counter[int]()
         self.thresholds = Thresholds(spec.name)
         self._context = context
         self._rule = round_rule_of(spec)
@@ -73,6 +78,11 @@ class StepRounds:
     def version(self) -> int:
         """How many rounds were settled."""
         return self._states.version
+
+    @property
+    def delay_bound(self) -> int | None:
+        """How many rounds late a gradient is at the most that is in one; None for no bound."""
+        return self._rule.delay_bound
 
     @property
     def how(self) -> str:
@@ -227,6 +237,8 @@ class StepRounds:
 
     def _pass(self, offer: ReduceRequested, late: Late, reason: str) -> PassReduce:
         is_kept = late is Late.IS_KEPT
+        if not is_kept:
+            self._context.members[offer.reduce.worker].tally.drop(_TOO_LATE, offer.updates)
         self.passed, self.dropped = self.passed + is_kept, self.dropped + (not is_kept)
         passed = PassReduce(to=offer.reduce.worker, reduce=offer.reduce, keep=is_kept, reason=reason)
         self._outcomes[offer.reduce[:2]] = passed
@@ -347,6 +359,8 @@ class StepRounds:
             if member is not None:
                 self._outcomes[member.reduce[:2]] = settled
                 self._standings.of[worker].computes_from(version, now_ns)
+                self._context.members[worker].tally.commit(member.updates)
+                self.delays[max(0, version - 1 - member.computed_from)] += 1
             yield settled
         yield from self._states.settle(version, running.id, reached, now_ns)
         yield from self._judge_all(now_ns)

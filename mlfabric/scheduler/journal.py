@@ -1,0 +1,270 @@
+"""What was decided, and what came of it: one entry for each update, get and round that is over. Shell-level.
+
+It observes the state machine from outside, as ``Meter`` does, and decides nothing. Times are those of this process's
+clock, shown as wall time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlfabric import clock
+from mlfabric.network import Profile
+from mlfabric.protocol import (
+    CancelReduce,
+    CommitsReported,
+    Drop,
+    DropReason,
+    Expect,
+    FetchState,
+    GetId,
+    Instruction,
+    MemberEvent,
+    MemberJoined,
+    MemberLeft,
+    MemberLost,
+    MemberSilent,
+    PassReduce,
+    PushRequested,
+    Reduce,
+    ReduceFailed,
+    ReduceRequested,
+    ReduceSettled,
+    RoundArrived,
+    RoundId,
+    Serve,
+    SetThreshold,
+    StateArrived,
+    SumId,
+    TransferEnd,
+    TransferEnded,
+    UpdateId,
+)
+from mlfabric.scheduler.state import SchedulerState
+from mlfabric.telemetry.history import Entry, History
+
+__all__ = ["Journal"]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Update:
+    model: str
+    asked_ns: int
+    planned: Profile | None = None
+    sum: SumId | None = None
+    received_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Get:
+    model: str
+    planned: Profile
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    model: str
+    version: int
+    began_ns: int
+    planned_ns: int
+    reason: str
+    size_bytes: int
+    members: list[str] = field(default_factory=list)
+    receivers: list[str] = field(default_factory=list)
+    arrived_ns: dict[str, int] = field(default_factory=dict)
+    delays: dict[str, int] = field(default_factory=dict)
+
+
+class Journal:
+    """Writes down what was decided.
+
+    Args:
+        history: where what is over goes.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._offset_ns = clock.wall_ns() - clock.monotonic_ns()
+        self._updates: dict[UpdateId, _Update] = {}
+        self._gets: dict[GetId, _Get] = {}
+        self._rounds: dict[RoundId, _Round] = {}
+        self._computed_from: dict[str, int] = {}
+        """By worker, the version that what it offers was computed from."""
+        self._states: dict[str, tuple[str, int]] = {}
+        """Who fetches the model from whom, and since when."""
+
+    def open(self, now_ns: int) -> list[Entry]:
+        """Return what is not over, in the form of entries that have not ended."""
+        updates = (self._update(update, one, 0, "") for update, one in self._updates.items())
+        gets = (self._get(get, one, 0, "") for get, one in self._gets.items() if one.planned.start_ns <= now_ns)
+        rounds = (self._round(round_id, one, 0, "", "") for round_id, one in self._rounds.items())
+        return [*updates, *gets, *rounds]
+
+    def observe(
+        self, state: SchedulerState, event: MemberEvent, instructions: Iterable[Instruction], now_ns: int
+    ) -> None:
+        """Note an event that the state machine has handled, and what it decided then."""
+        for entry in self._told(event, now_ns):
+            self._history.add(entry)
+        for instruction in instructions:
+            for entry in self._decided(state, instruction, now_ns):
+                self._history.add(entry)
+
+    def survey(self, state: SchedulerState) -> None:
+        """Forget what will not end any more, as its worker is gone or another scheduler has settled it."""
+        known = {update for model in state.models.values() for update in (*model.pushes.planned, *model.pushes.waiting)}
+        self._updates = {update: one for update, one in self._updates.items() if update in known}
+        gets = {get for model in state.models.values() for get in model.gets.planned}
+        self._gets = {get: one for get, one in self._gets.items() if get in gets}
+        members = state.context.members
+        self._states = {worker: one for worker, one in self._states.items() if worker in members}
+        self._computed_from = {worker: one for worker, one in self._computed_from.items() if worker in members}
+
+    def _told(self, event: MemberEvent, now_ns: int) -> Iterator[Entry]:
+        match event:
+            case PushRequested():
+                self._updates.setdefault(event.update, _Update(model=event.model, asked_ns=now_ns))
+            case ReduceRequested():
+                self._computed_from[event.reduce.worker] = event.computed_from
+            case RoundArrived(round=round_id, worker=worker) if round_id in self._rounds:
+                self._rounds[round_id].arrived_ns.setdefault(worker, now_ns)
+            case CommitsReported():
+                for commit in event.commits:
+                    if (one := self._updates.pop(commit.update, None)) is not None:
+                        entry = self._update(commit.update, one, now_ns, "committed")
+                        yield {**entry, "delay": commit.tau, "version": commit.version.number}
+            case TransferEnded(transfer=GetId() as get) if get in self._gets:
+                served = event.end is TransferEnd.SERVED
+                yield self._get(get, self._gets.pop(get), now_ns, "served" if served else event.end.value)
+            case TransferEnded():
+                yield from self._transferred(event, now_ns)
+            case StateArrived(worker=worker) if worker in self._states:
+                peer, since_ns = self._states.pop(worker)
+                took = f"{(now_ns - since_ns) / 1e9:.2f} s"
+                yield self._note(now_ns, worker, f"has version {event.version} of {event.model} from {peer}, in {took}")
+            case MemberJoined():
+                yield self._note(now_ns, event.member.name, f"joined as {event.member.role.value}")
+            case MemberLeft():
+                yield self._note(now_ns, event.name, f"left: {event.detail}" if event.detail else "left")
+            case MemberSilent():
+                yield self._note(now_ns, event.name, "is silent: its connection broke", is_warning=True)
+            case MemberLost():
+                yield self._note(now_ns, event.name, f"is lost: {event.detail}", is_warning=True)
+
+    def _transferred(self, event: TransferEnded, now_ns: int) -> Iterator[Entry]:
+        """Note what has come of an update, or of the sum that it is in."""
+        if isinstance(event.transfer, UpdateId):
+            found = [event.transfer] if event.transfer in self._updates else []
+        else:
+            found = [update for update, one in self._updates.items() if one.sum == event.transfer]
+        for update in found:
+            if event.end is TransferEnd.RECEIVED:
+                self._updates[update].received_ns = now_ns
+            elif event.end is TransferEnd.DISCARDED and event.cause is not None:
+                yield self._dropped(update, event.cause, now_ns)
+
+    def _decided(self, state: SchedulerState, instruction: Instruction, now_ns: int) -> Iterator[Entry]:
+        match instruction:
+            case Expect(model=model) if model in state.models:
+                for member in instruction.members:
+                    planned = state.models[model].pushes.planned.get(member.update)
+                    if planned is not None and (one := self._updates.get(member.update)) is not None:
+                        one.planned, one.sum = planned.profile, planned.sum
+            case Serve(model=model, get=get) if model in state.models and get in state.models[model].gets.planned:
+                self._gets[get] = _Get(model=model, planned=state.models[model].gets.planned[get].profile)
+            case Drop(update=update) if instruction.to == update.worker and update in self._updates:
+                yield self._dropped(update, instruction.cause, now_ns)
+            case Reduce():
+                self._begun(state, instruction, now_ns)
+            case ReduceSettled(round=round_id) if round_id in self._rounds:
+                yield self._round(round_id, self._rounds.pop(round_id), now_ns, "settled", "")
+            case CancelReduce(round=round_id) if round_id in self._rounds:
+                yield self._round(round_id, self._rounds.pop(round_id), now_ns, "void", instruction.reason)
+            case PassReduce():
+                fate = "is kept for a later round" if instruction.keep else "is dropped"
+                yield self._note(now_ns, instruction.to, f"its gradient {fate}: {instruction.reason}")
+            case ReduceFailed():
+                refused = f"its tensor is refused: {instruction.reason}"
+                yield self._note(now_ns, instruction.to, refused, is_warning=True)
+            case FetchState():
+                self._states[instruction.to] = instruction.peer.worker, now_ns
+            case SetThreshold():
+                yield self._note(now_ns, instruction.to, f"stops its steps early: {instruction.reason}")
+
+    def _begun(self, state: SchedulerState, told: Reduce, now_ns: int) -> None:
+        """Note what one worker is told of a round."""
+        if (one := self._rounds.get(told.round)) is None:
+            model = state.context.members[told.to].model
+            self._rounds = {round_id: other for round_id, other in self._rounds.items() if other.model != model}
+            one = self._rounds[told.round] = _Round(
+                model=model,
+                version=told.version,
+                began_ns=now_ns,
+                planned_ns=told.planned_ns,
+                reason=told.reason,
+                size_bytes=told.size_bytes,
+            )
+        side = one.receivers if told.reduce is None else one.members
+        if told.to not in side:
+            side.append(told.to)
+        if told.reduce is not None and told.version:
+            one.delays[told.to] = max(0, told.version - 1 - self._computed_from.get(told.to, told.version - 1))
+
+    def _dropped(self, update: UpdateId, cause: DropReason, now_ns: int) -> Entry:
+        return {**self._update(update, self._updates.pop(update), now_ns, "dropped"), "cause": cause.value}
+
+    def _update(self, update: UpdateId, one: _Update, ended_ns: int, outcome: str) -> dict[str, Any]:
+        return {
+            "kind": "update",
+            "id": str(update),
+            "worker": update.worker,
+            "model": one.model,
+            "asked": self._ms(one.asked_ns),
+            "planned": self._window(one.planned),
+            "received": self._ms(one.received_ns),
+            "ended": self._ms(ended_ns),
+            "outcome": outcome,
+            "sum": "" if one.sum is None else str(one.sum),
+        }
+
+    def _get(self, get: GetId, one: _Get, ended_ns: int, outcome: str) -> Entry:
+        return {
+            "kind": "get",
+            "id": str(get),
+            "worker": get.worker,
+            "model": one.model,
+            "planned": self._window(one.planned),
+            "ended": self._ms(ended_ns),
+            "outcome": outcome,
+        }
+
+    def _round(self, round_id: RoundId, one: _Round, ended_ns: int, outcome: str, cause: str) -> Entry:
+        return {
+            "kind": "round",
+            "id": str(round_id),
+            "model": one.model,
+            "version": one.version,
+            "began": self._ms(one.began_ns),
+            "planned": [self._ms(one.began_ns), self._ms(one.began_ns + one.planned_ns)] if one.planned_ns else None,
+            "ended": self._ms(ended_ns),
+            "outcome": outcome,
+            "cause": cause,
+            "members": sorted(one.members),
+            "receivers": sorted(one.receivers),
+            "arrived": {worker: self._ms(at_ns) for worker, at_ns in one.arrived_ns.items()},
+            "delays": dict(one.delays),
+            "bytes": one.size_bytes,
+            "reason": one.reason,
+        }
+
+    def _note(self, now_ns: int, about: str, text: str, *, is_warning: bool = False) -> Entry:
+        return {"kind": "note", "at": self._ms(now_ns), "about": about, "text": text, "warning": is_warning}
+
+    def _window(self, profile: Profile | None) -> list[float] | None:
+        return None if profile is None else [self._ms(profile.start_ns), self._ms(profile.end_ns)]
+
+    def _ms(self, at_ns: int) -> float:
+        """Return a time of this process's clock as wall time; 0 stands for none."""
+        return round((at_ns + self._offset_ns) / 1e6, 1) if at_ns else 0

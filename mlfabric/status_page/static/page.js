@@ -1,0 +1,265 @@
+// Keeps what the scheduler tells, and shows it.
+import { Timeline, columns, line } from "./charts.js";
+
+const KEPT_MS = 600_000, ROUNDS_SHOWN = 12, NOTES_SHOWN = 60;
+const $ = (id) => document.getElementById(id);
+const kept = { process: "", entries: [], levels: [], state: null, offset: 0 };
+const KINDS = {
+  settled: "done", committed: "done", served: "get", "": "open", dropped: "dropped",
+};
+const WORDS = { done: "in the model", get: "model fetched", dropped: "dropped", void: "void or broken", open: "under way", waits: "waits", planned: "as planned" };
+let paused = null;
+
+for (const [kind, words] of Object.entries(WORDS)) {
+  const item = document.createElement("span"), colour = document.createElement("i");
+  colour.className = kind;
+  item.append(colour, words);
+  $("key").append(item);
+}
+const timeline = new Timeline($("timeline"), (bar) => { $("bar").textContent = bar ? bar.words : ""; });
+
+// What comes
+
+const source = new EventSource("events");
+source.addEventListener("entries", (event) => {
+  const news = JSON.parse(event.data);
+  begin(news.process);
+  kept.entries.push(...news.entries);
+});
+source.addEventListener("state", (event) => {
+  const state = JSON.parse(event.data);
+  begin(state.process);
+  kept.state = state;
+  kept.offset = state.now - Date.now();
+  keepLevels(state);
+  kept.entries = kept.entries.filter((entry) => time(entry) > state.now - KEPT_MS);
+  kept.levels = kept.levels.filter((level) => level.at > state.now - KEPT_MS);
+  heard();
+  if (paused === null) show();
+});
+source.onerror = () => {
+  $("fabric").textContent = "no connection to the scheduler; trying again";
+  $("fabric").className = "away";
+};
+
+function begin(process) {
+  if (process === kept.process) return;
+  Object.assign(kept, { process, entries: [], levels: [], state: null });
+}
+
+function keepLevels(state) {
+  const models = Object.fromEntries(state.status.models.map((model) => [model.name, model]));
+  kept.levels.push({ at: state.now, plans: state.status.planner.plans, models });
+}
+
+const time = (entry) => entry.kind === "note" ? entry.at : entry.ended;
+
+// What is shown
+
+function heard() {
+  const status = kept.state.status, here = status.members.filter((member) => member.state === "here").length;
+  $("fabric").textContent = `${here} members here, term ${status.term}, version ${status.software_version}`;
+  $("fabric").className = "";
+}
+
+function show() {
+  if (!kept.state) return;
+  const status = kept.state.status, now = paused === null ? kept.state.now : paused + Number($("until").value) * 1000;
+  const span = Number($("span").value) * 1000;
+  choices($("model"), status.models.map((model) => model.name));
+  const model = status.models.find((each) => each.name === $("model").value), name = model ? model.name : "";
+  const entries = kept.entries.filter((entry) => time(entry) <= now);
+  const shown = entries.filter((entry) => entry.kind !== "note" && entry.model === name);
+  showTimeline(status, shown, name, now, span);
+  showMembers(status);
+  showRounds(status, shown.filter((entry) => entry.kind === "round"), name);
+  showDelays(shown, model);
+  showLead(name, now, span);
+  showLinks(status.links);
+  showPlans(status.planner, now, span);
+  showNotes(entries.flatMap(noteOf));
+}
+
+function choices(select, names) {
+  const had = [...select.options].map((option) => option.value);
+  if (had.length === names.length && had.every((name, at) => name === names[at])) return;
+  const value = select.value;
+  select.replaceChildren(...names.map((name) => new Option(name || "all", name)));
+  if (names.includes(value)) select.value = value;
+}
+
+function showTimeline(status, ended, name, now, span) {
+  const still = paused === null ? kept.state.open.filter((entry) => entry.model === name) : [];
+  const workers = status.workers.filter((worker) => worker.model === name).map((worker) => worker.name);
+  const bars = [...ended, ...still].flatMap((entry) => barsOf(entry, now));
+  timeline.show([...new Set([...workers, ...bars.map((bar) => bar.row)])].sort(byNumber), bars, now - span, now);
+}
+
+function barsOf(entry, now) {
+  const kind = KINDS[entry.outcome] || "void", ended = entry.ended || now;
+  if (entry.kind === "round") {
+    return [...entry.members, ...entry.receivers].map((worker) => ({
+      row: worker, from: entry.began, to: entry.arrived[worker] || ended, kind, planned: entry.planned,
+      key: `${entry.id} ${worker}`, words: aboutRound(entry, worker),
+    }));
+  }
+  if (!entry.planned && !entry.ended) return [];
+  const from = entry.planned ? entry.planned[0] : entry.ended, to = Math.max(from, entry.received || ended);
+  return [{ row: entry.worker, from, to, kind, planned: entry.planned, waits: entry.asked && Math.min(entry.asked, from), key: entry.id, words: aboutTransfer(entry, from, to) }];
+}
+
+const seconds = (ms) => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
+const clock = (ms) => new Date(ms).toLocaleTimeString();
+
+function aboutRound(entry, worker) {
+  const took = entry.ended ? `took ${seconds(entry.ended - entry.began)}` : "is under way";
+  const planned = entry.planned ? `, planned ${seconds(entry.planned[1] - entry.planned[0])}` : "";
+  const at = entry.arrived[worker], own = at ? `; ${worker} had it after ${seconds(at - entry.began)}` : "";
+  const delay = worker in entry.delays ? `; its gradient is ${entry.delays[worker]} rounds late` : "";
+  const role = entry.receivers.includes(worker) ? `; ${worker} only gets the result` : "";
+  return `${clock(entry.began)} ${entry.id}, version ${entry.version}: ${took}${planned}${own}${delay}${role}; ${entry.outcome || "open"}${entry.cause ? `: ${entry.cause}` : ""}; ${entry.reason}`;
+}
+
+function aboutTransfer(entry, from, to) {
+  const what = entry.kind === "get" ? "gets the model" : "update", planned = entry.planned ? `, planned ${seconds(entry.planned[1] - entry.planned[0])}` : "";
+  const waited = entry.asked ? `, waited ${seconds(Math.max(0, from - entry.asked))}` : "", took = entry.ended ? `took ${seconds(to - from)}` : "is under way";
+  const fate = entry.outcome === "committed" ? `version ${entry.version}, delay ${entry.delay}` : entry.cause || entry.outcome || "open";
+  return `${clock(from)} ${entry.id} of ${entry.worker}, ${what}: ${took}${planned}${waited}; ${fate}${entry.sum ? `; in ${entry.sum}` : ""}`;
+}
+
+/** Show items as rows, one for each key; rows that stay keep the focus, and what was not changed is left alone. */
+function rows(body, items, key, cells) {
+  const had = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  const made = items.map((item) => {
+    const row = had.get(key(item)) || document.createElement("tr");
+    row.dataset.key = key(item);
+    cells(item).forEach((content, at) => {
+      const cell = row.children[at] || row.appendChild(document.createElement("td")), given = [content].flat();
+      const [text, kind] = given;
+      if (text instanceof Node) { if (cell.firstChild !== text) cell.replaceChildren(text); return; }
+      if (cell.textContent !== String(text)) cell.textContent = text;
+      if (cell.className !== (kind || "")) cell.className = kind || "";
+    });
+    return row;
+  });
+  if (made.length !== body.children.length || made.some((row, at) => row !== body.children[at])) body.replaceChildren(...made);
+}
+
+function showMembers(status) {
+  const of = new Map(status.workers.map((worker) => [worker.name, worker]));
+  rows($("members"), [...status.members].sort((one, other) => byNumber(one.name, other.name)), (member) => member.name, (member) => {
+    const worker = of.get(member.name), count = (value) => worker ? value : "";
+    return [
+      member.name, [member.state === "left" ? "dead or left" : member.state, member.state],
+      worker && worker.warning ? [worker.warning, "words warning"] : [member.activity || member.role, "words"],
+      count(worker && worker.committed), worker && worker.dropped ? [`${worker.dropped} (${(100 * worker.dropped_share).toFixed(1)} %): ${Object.keys(worker.dropped_by_cause).join("; ")}`, "words"] : count(0),
+      member.host,
+    ];
+  });
+}
+
+function showRounds(status, rounds, name) {
+  $("rounds-section").hidden = !rounds.length;
+  const workers = status.workers.filter((worker) => worker.model === name).map((worker) => worker.name);
+  rows($("rounds"), rounds.slice(-ROUNDS_SHOWN).reverse(), (round) => round.id, (round) => {
+    const out = workers.filter((worker) => !round.members.includes(worker)).sort(byNumber);
+    const planned = round.planned ? seconds(round.planned[1] - round.planned[0]) : "";
+    return [
+      round.version, seconds(round.ended - round.began), planned, round.members.length, out.join(", "),
+      round.outcome === "void" ? [`void: ${round.cause}`, "words warning"] : [round.reason, "words"],
+    ];
+  });
+}
+
+function showDelays(shown, model) {
+  const counts = new Map(), add = (delay) => counts.set(delay, (counts.get(delay) || 0) + 1);
+  for (const entry of shown) {
+    if (entry.kind === "update" && entry.outcome === "committed") add(entry.delay);
+    if (entry.kind === "round" && entry.outcome === "settled") Object.values(entry.delays).forEach(add);
+  }
+  const bound = model ? model.tau_max : 0, total = [...counts.values()].reduce((sum, count) => sum + count, 0);
+  columns($("delays"), counts, bound);
+  $("delays-text").textContent = total ? `${total} gradients of the last 10 minutes${bound ? `; none may be later than ${bound}` : ""}` : "no gradient yet";
+}
+
+function showLead(name, now, span) {
+  const last = kept.levels.at(-1), model = last && last.models[name], has = model && model.replica_lead !== null;
+  $("lead").toggleAttribute("hidden", !has);
+  $("lead-text").textContent = "this model has no replica";
+  if (!has) return;
+  const inUpdates = model.divergence_max === null, value = inUpdates ? "replica_lead" : "divergence", most = inUpdates ? "replica_lead_max" : "divergence_max";
+  const points = kept.levels.filter((level) => level.at <= now && level.models[name] && level.models[name][value] !== null).map((level) => [level.at, level.models[name][value]]);
+  line($("lead"), points, now - span, now, model[most]);
+  const bound = (found) => found === null ? "" : `, ${found.toPrecision ? Number(found.toPrecision(3)) : found} at most`;
+  $("lead-text").textContent = `${model.replica_lead} updates${bound(model.replica_lead_max)}; l2 distance at most ${Number(model.divergence.toPrecision(3))}${bound(model.divergence_max)}`;
+}
+
+function showLinks(links) {
+  const by = new Map();
+  for (const link of links) by.set(link.host, { ...by.get(link.host), host: link.host, [link.up ? "up" : "down"]: link });
+  const rates = links.map((link) => link.estimate_bps).sort((one, other) => one - other), usual = rates[Math.floor(rates.length / 2)] || 1;
+  const cell = (link) => {
+    if (!link) return "";
+    const slow = link.estimate_bps < usual / 2, age = link.age_s === null ? "not measured" : `${link.age_s.toFixed(0)} s ago`;
+    return [`${rate(link.estimate_bps)}${slow ? " slow" : ""} (${age})`, slow ? "warning" : ""];
+  };
+  rows($("links"), [...by.values()].sort((one, other) => byNumber(one.host, other.host)), (host) => host.host, (host) => [host.host, cell(host.up), cell(host.down)]);
+}
+
+function rate(bps) {
+  const at = Math.max(0, Math.min(3, Math.floor(Math.log10(Math.max(1, bps)) / 3)));
+  return `${(bps / 1000 ** at).toPrecision(3)} ${["", "k", "M", "G"][at]}bit/s`;
+}
+
+function showPlans(planner, now, span) {
+  const levels = kept.levels.filter((level) => level.at <= now);
+  const points = levels.slice(1).map((level, at) => [level.at, Math.max(0, level.plans - levels[at].plans) * 1000 / Math.max(1, level.at - levels[at].at)]);
+  line($("plans"), points, now - span, now, 0);
+  $("plans-text").textContent = `${planner.plans} plans, ${planner.mean_plan_ms.toFixed(2)} ms each on average`;
+}
+
+/** Return what is worth to be told of an entry: a note itself, and what was dropped or given up. */
+function noteOf(entry) {
+  if (entry.kind === "note") return [entry];
+  if (entry.outcome === "dropped") return [{ at: entry.ended, about: entry.worker, text: `${entry.id} is dropped: ${entry.cause}` }];
+  return entry.outcome === "void" ? [{ at: entry.ended, about: entry.model, text: `${entry.id} is void: ${entry.cause}`, warning: true }] : [];
+}
+
+function showNotes(notes) {
+  choices($("about"), ["", ...new Set(notes.map((note) => note.about))].sort(byNumber));
+  const about = $("about").value, last = notes.filter((note) => !about || note.about === about).slice(-NOTES_SHOWN).reverse();
+  const key = last.map((note) => note.at + note.about + note.text).join();
+  if ($("notes").dataset.key === key) return;
+  $("notes").dataset.key = key;
+  $("notes").replaceChildren(...last.map((note) => {
+    const item = document.createElement("li"), who = document.createElement("b");
+    who.textContent = note.about;
+    item.append(`${clock(note.at)} `, who, ` ${note.text}`);
+    item.className = note.warning ? "warning" : "";
+    return item;
+  }));
+}
+
+function byNumber(one, other) {
+  return one.localeCompare(other, undefined, { numeric: true });
+}
+
+// What people do
+
+$("pause").addEventListener("click", () => {
+  paused = paused === null && kept.state ? kept.state.now : null;
+  $("pause").textContent = paused === null ? "pause" : "go on";
+  $("pause").setAttribute("aria-pressed", String(paused !== null));
+  $("replay").hidden = paused === null;
+  $("until").value = 0;
+  replayed();
+});
+$("until").addEventListener("input", replayed);
+for (const id of ["model", "span", "about"]) $(id).addEventListener("change", show);
+window.addEventListener("resize", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+
+function replayed() {
+  if (paused !== null) $("until-text").textContent = clock(paused + Number($("until").value) * 1000);
+  show();
+}
