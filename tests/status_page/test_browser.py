@@ -68,7 +68,8 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     members, rounds = page.locator("#members tr"), page.locator("#rounds tr")
     for rank in range(WORKERS):
         sync_api.expect(members.filter(has_text=f"worker-{rank}").locator("td.here")).to_be_visible(timeout=WITHIN_MS)
-    sync_api.expect(rounds.nth(3)).to_be_visible(timeout=WITHIN_MS)
+    sync_api.expect(rounds).to_have_count(12, timeout=WITHIN_MS)
+    page.wait_for_timeout(3_000)
 
     _hovers(page)
     _pauses(page)
@@ -99,7 +100,7 @@ def _pauses(page) -> None:
     page.wait_for_timeout(2_500)
     assert page.locator("#rounds tr td").first.inner_text() == first
     sync_api.expect(page.locator("#replay")).to_be_visible()
-    page.locator("#until").fill("-1")
+    page.locator("#until").fill("-2")
     assert page.locator("#rounds tr td").first.inner_text() != first
     page.locator("#pause").click()
     sync_api.expect(page.locator("#rounds tr td").first).not_to_have_text(first, timeout=WITHIN_MS)
