@@ -78,7 +78,7 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     workers[2].signal(signal.SIGKILL)
-    sync_api.expect(members.filter(has_text="worker-2").locator("td.here")).to_have_count(0, timeout=2_000)
+    sync_api.expect(members.filter(has_text="worker-2").locator("td.here")).to_have_count(0, timeout=WITHIN_MS)
     sync_api.expect(page.locator("#notes li").filter(has_text="worker-2").first).to_be_visible()
     assert wrong == []
 
