@@ -44,10 +44,11 @@ def service(name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def scheduler_process() -> Iterator[tuple[str, int]]:
-    """Run a scheduler; gives its address and process id."""
+def scheduler_process(*arguments: str) -> Iterator[tuple[str, int]]:
+    """Run a scheduler with further arguments; gives its address and process id."""
     port = free_port(HOST)
-    with service("scheduler", "--port", str(port)) as process, grpc.insecure_channel(f"{HOST}:{port}") as channel:
+    command = ("scheduler", "--port", str(port), *arguments)
+    with service(*command) as process, grpc.insecure_channel(f"{HOST}:{port}") as channel:
         status = fabric_pb2_grpc.FabricServiceStub(channel)
         status.GetStatus(fabric_pb2.GetStatusRequest(), wait_for_ready=True, timeout=TIMEOUT_S)
         yield f"{HOST}:{port}", process.pid

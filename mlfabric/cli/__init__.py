@@ -8,11 +8,13 @@ aggregating  aggregator: the same
 serving      how these run and end
 embedded     up, run: processes of this machine
 asking       status, doctor, version
+top          the status page in a terminal
 tables       how a status is shown
 checks       what doctor looks at
 making       bench, demo
 advising     advise
 recording    record
+reporting    report
 simulating   simulate; clusters reads its file
 fuzzing      fuzz
 paper        bench paper

@@ -18,11 +18,13 @@ from mlfabric.cli import (
     paper_command,
     plan_command,
     record_command,
+    report_command,
     scheduler_command,
     server_command,
     simulate_command,
     status_command,
     testbed_command,
+    top_command,
     up_command,
 )
 from mlfabric.errors import FabricError, FencedError, UsageError
@@ -46,11 +48,13 @@ app = typer.Typer(
 for part in (
     up_command,
     status_command,
+    top_command,
     plan_command,
     simulate_command,
     advise_command,
     mixing_command,
     record_command,
+    report_command,
     fuzz_command,
     certs_command,
     bench_command,

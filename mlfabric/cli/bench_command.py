@@ -33,6 +33,7 @@ MEASURED = {
     "optimality": "How far plans are from the best ones.",
     "load": "A thousand workers against one scheduler.",
     "lda": "Topic models by Gibbs sampling.",
+    "page": "What the status page costs the scheduler.",
     "planner": "How long a plan takes.",
     "plans": "What plans cost, before and after a change.",
     "rounds": "Rounds of AllReduce over links of mixed rates.",

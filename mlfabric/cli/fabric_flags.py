@@ -17,6 +17,7 @@ __all__ = [
     "AggregatorUp",
     "Aggregators",
     "CheckpointDir",
+    "History",
     "Monitor",
     "Open",
     "Port",
@@ -38,6 +39,13 @@ Port = Annotated[
     int, typer.Option(envvar="MLFABRIC_PORT", min=0, max=65535, help="The scheduler's port; 0 for any free one.")
 ]
 Open = Annotated[bool, typer.Option("--open", help="Open the status page in a browser.")]
+History = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="MLFABRIC_HISTORY",
+        help="Folder in which everything is written down that the status page shows; see 'mlfabric report'.",
+    ),
+]
 Servers = Annotated[int, typer.Option(envvar="MLFABRIC_SERVERS", help="How many servers.")]
 Aggregators = Annotated[int, typer.Option(envvar="MLFABRIC_AGGREGATORS", min=0, help="How many aggregators.")]
 ReplicaDivMax = Annotated[

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mlfabric.cli import fabric_flags as flag
 from mlfabric.cli import options as opt
 from mlfabric.cli.run_service import line_on_stdin, serve
 from mlfabric.config import parse_rate, parse_size
@@ -58,6 +59,7 @@ def scheduler(
             "reduces_per_worker, outbox.",
         ),
     ] = "",
+    history: flag.History = None,
     state_dir: Annotated[
         Path | None, typer.Option(envvar="MLFABRIC_STATE_DIR", help="Where its term is kept across restarts.")
     ] = None,
@@ -83,6 +85,7 @@ def scheduler(
             round_patience_s=round_patience,
             default_bps=parse_rate(default_rate),
             limits=limits_of(limits),
+            history=history,
             state_dir=state_dir,
             security=Security.of(tls, SCHEDULER, insecure=insecure),
         )

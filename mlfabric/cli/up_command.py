@@ -28,7 +28,7 @@ __all__ = ["add_to"]
 PROBE_S = 2.0
 _FABRIC_OPTIONS = (
     *("servers", "server_up", "server_down", "aggregators"),
-    *("replica_div_max", "replica_div_max_updates", "checkpoint_dir"),
+    *("replica_div_max", "replica_div_max_updates", "checkpoint_dir", "history"),
 )
 
 _FOR_THIS_COMMAND = ("COMMANDLINE", "DEFAULT_MAP")
@@ -61,6 +61,7 @@ def up(
         ),
     ] = None,
     show: flag.Open = False,
+    history: flag.History = None,
     log_level: opt.LogLevel = opt.Level.INFO,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
@@ -89,6 +90,7 @@ def up(
         checkpoint_dir=checkpoint_dir,
         resume=resume,
         metrics_port=metrics_port,
+        history=history,
         tls=tls,
         insecure=insecure,
         log_level=log_level.value,
@@ -156,6 +158,7 @@ def run(
         ),
     ] = None,
     show: flag.Open = False,
+    history: flag.History = None,
     log_level: opt.LogLevel = opt.Level.WARNING,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
@@ -191,6 +194,7 @@ def run(
         aggregators=aggregators,
         checkpoint_dir=checkpoint_dir,
         resume=resume and checkpoint_dir is not None,
+        history=history,
         tls=tls,
         insecure=insecure,
         log_level=log_level.value,

@@ -22,6 +22,7 @@ from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.workers import JobOptions, run_job
 
 __all__ = [
+    "HISTORY",
     "LOOK_EVERY_S",
     "OUTPUT_FILE",
     "Beside",
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 OUTPUT_FILE = "output.log"
+HISTORY = "history"
 START_WITHIN_S = 60.0
 END_WITHIN_S = 60.0
 LOOK_EVERY_S = 0.25
@@ -84,7 +86,8 @@ def prepare(folder: Path, scenario: Scenario) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        for left in (CHECKPOINTS, HISTORY):
+            shutil.rmtree(folder / left, ignore_errors=True)
         for rank in range(scenario.workers):
             log_path(folder, rank).unlink(missing_ok=True)
         scenario.save(folder)
@@ -114,6 +117,7 @@ async def run_scenario(
         server_down=scenario.server_rate,
         server_host="server-0",
         checkpoint_dir=folder / CHECKPOINTS,
+        history=folder / HISTORY,
         replica_div_max_updates=scenario.replica_div_max_updates,
         log_level="warning",
     )

@@ -14,7 +14,7 @@ from rich.console import Console
 from mlfabric.demo.compare import run_comparison
 from mlfabric.demo.comparison import Comparison
 from mlfabric.demo.demo_events import Accuracy
-from mlfabric.demo.demo_run import Counted, launched, prepare, run_scenario
+from mlfabric.demo.demo_run import HISTORY, Counted, launched, prepare, run_scenario
 from mlfabric.demo.demo_summary import Results
 from mlfabric.demo.pictures import draw_delays, draw_timeline
 from mlfabric.demo.progress_bar import Bars, Watcher
@@ -22,11 +22,12 @@ from mlfabric.demo.scenario import Scenario
 from mlfabric.demo.verdict import Verdict
 from mlfabric.errors import UsageError
 from mlfabric.launch.processes import Nursery
+from mlfabric.status_page.report import report_of
 
 __all__ = ["RUN_FOLDER", "run"]
 
 RUN_FOLDER = "run"
-REPORT_FILES = ("summary.json", "delay.png", "timeline.png")
+REPORT_FILES = ("report.html", "summary.json", "delay.png", "timeline.png")
 EXIT_BROKEN_PROMISE = 1
 THROUGH_SERVER = "server"
 
@@ -37,8 +38,8 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
     Then compare elastic rounds with a plain ring: the time to the same accuracy over the same links, both measured.
 
     Args:
-        report: folder for the results, made if need be: ``summary.json``, ``delay.png``, ``timeline.png``; what the
-            processes wrote is in ``run/``.
+        report: folder for the results, made if need be: ``report.html``, which shows the whole run, ``summary.json``,
+            ``delay.png``, ``timeline.png``; what the processes wrote is in ``run/``.
         seed: of everything that is drawn.
         scenario: what is run; the default one unless given. Its own seed is not used.
 
@@ -88,8 +89,18 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
     return _finish(results, report, console)
 
 
+def _page(results: Results, history: Path) -> str:
+    """Return the report of the run, with the accuracies that workers found."""
+    offset_ns = time.time_ns() - time.monotonic_ns()
+    found = sorted((event.at_ns, event.accuracy) for event in results.events if isinstance(event, Accuracy))
+    lines = (json.dumps({"kind": "accuracy", "at": (at_ns + offset_ns) / 1e6, "value": one}) for at_ns, one in found)
+    (history / "accuracy.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return report_of(history)[0]
+
+
 def _finish(results: Results, report: Path, console: Console) -> int:
     """Write the report and print what is in it; return the exit code."""
+    (report / "report.html").write_text(_page(results, report / RUN_FOLDER / HISTORY), encoding="utf-8")
     draw_delays(results, report / "delay.png")
     draw_timeline(results, report / "timeline.png")
     (report / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")

@@ -53,6 +53,7 @@ class FabricOptions:
         checkpoint_dir: the servers' checkpoints, of several each in a directory of its own in there; a server that died
             goes on from them.
         resume: begin with the newest of them.
+        history: where the scheduler writes down what its status page shows; None for nowhere.
         metrics_port: the scheduler's, which has the status page, too; the others' follow, one by one. None takes any
             free one for the scheduler, and none for the others.
         tls: folder of certificates for all roles; None for plain connections.
@@ -78,6 +79,7 @@ class FabricOptions:
     aggregator_down: tuple[str, ...] = ()
     checkpoint_dir: Path | None = None
     resume: bool = False
+    history: Path | None = None
     metrics_port: int | None = None
     tls: Path | None = None
     insecure: bool = False
@@ -134,7 +136,8 @@ def services(options: FabricOptions, port: int) -> list[Service]:
     common = _common(options)
     member = (*common, "--scheduler", _dial(options, port))
     metrics = options.metrics_port
-    arguments = ("scheduler", *common, "--port", str(port), *_metrics(metrics or 0, 0))
+    page = (*_metrics(metrics or 0, 0), *_flags(history=options.history))
+    arguments = ("scheduler", *common, "--port", str(port), *page)
     found = [Service(name=SCHEDULER, arguments=arguments, spare=("--standby",))]
     found += [_server(options, member, i) for i in range(options.servers)]
     found += [_aggregator(options, member, i) for i in range(options.aggregators)]

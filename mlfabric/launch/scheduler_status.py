@@ -46,14 +46,17 @@ class StatusReader:
         for channel in self._channels.values():
             await channel.close()
 
-    async def read(self, *, all_samples: bool = False) -> fabric_pb2.GetStatusResponse:
-        """Return the status; of samples all ranges only if that is asked for.
+    async def read(
+        self, *, all_samples: bool = False, history_since: int | None = None
+    ) -> fabric_pb2.GetStatusResponse:
+        """Return the status; of samples all ranges only if that is asked for, and what happened since an entry.
 
         Raises:
             UnavailableError: no scheduler answers there, or what answers is none.
             RefusedError: TLS between the two cannot be; says why.
         """
-        return (await self._newest(all_samples=all_samples))[1]
+        request = fabric_pb2.GetStatusRequest(all_samples=all_samples, history_since=history_since)
+        return (await self._newest(request))[1]
 
     async def newest(self) -> str:
         """Return the address of the newest scheduler that answers.
@@ -61,10 +64,9 @@ class StatusReader:
         Raises:
             UnavailableError, RefusedError: as ``read``.
         """
-        return (await self._newest(all_samples=False))[0]
+        return (await self._newest(fabric_pb2.GetStatusRequest()))[0]
 
-    async def _newest(self, *, all_samples: bool) -> tuple[str, fabric_pb2.GetStatusResponse]:
-        request = fabric_pb2.GetStatusRequest(all_samples=all_samples)
+    async def _newest(self, request: fabric_pb2.GetStatusRequest) -> tuple[str, fabric_pb2.GetStatusResponse]:
         answers = await asyncio.gather(*(self._ask(a, request) for a in self._channels), return_exceptions=True)
         found = [
             (address, answer)

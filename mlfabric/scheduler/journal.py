@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlfabric import clock
-from mlfabric.network import Profile
+from mlfabric.network import Profile, down_link, up_link
 from mlfabric.protocol import (
     CancelReduce,
     CommitsReported,
@@ -46,6 +46,8 @@ from mlfabric.scheduler.state import SchedulerState
 from mlfabric.telemetry.history import Entry, History
 
 __all__ = ["Journal"]
+
+LEVELS_EVERY_NS = 2_000_000_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +87,8 @@ class Journal:
     """
 
     def __init__(self, history: History) -> None:
-        self._history = history
+        self.history = history
+        self._noted_ns = 0
         self._offset_ns = clock.wall_ns() - clock.monotonic_ns()
         self._updates: dict[UpdateId, _Update] = {}
         self._gets: dict[GetId, _Get] = {}
@@ -94,6 +97,10 @@ class Journal:
         """By worker, the version that what it offers was computed from."""
         self._states: dict[str, tuple[str, int]] = {}
         """Who fetches the model from whom, and since when."""
+
+    def ms(self, at_ns: int) -> float:
+        """Return a time of this process's clock as wall time; 0 stands for none."""
+        return round((at_ns + self._offset_ns) / 1e6, 1) if at_ns else 0
 
     def open(self, now_ns: int) -> list[Entry]:
         """Return what is not over, in the form of entries that have not ended."""
@@ -107,12 +114,24 @@ class Journal:
     ) -> None:
         """Note an event that the state machine has handled, and what it decided then."""
         for entry in self._told(event, now_ns):
-            self._history.add(entry)
+            self.history.add(entry)
         for instruction in instructions:
             for entry in self._decided(state, instruction, now_ns):
-                self._history.add(entry)
+                self.history.add(entry)
 
-    def survey(self, state: SchedulerState) -> None:
+    def survey(self, state: SchedulerState, mean_plan_ms: float) -> None:
+        """Note how far models are, and what links carry; forget what will not end any more.
+
+        Args:
+            mean_plan_ms: what a plan took on average.
+        """
+        now_ns = clock.monotonic_ns()
+        self._forget(state)
+        if now_ns - self._noted_ns >= LEVELS_EVERY_NS:
+            self._noted_ns = now_ns
+            self.history.add(self._level(state, now_ns, mean_plan_ms))
+
+    def _forget(self, state: SchedulerState) -> None:
         """Forget what will not end any more, as its worker is gone or another scheduler has settled it."""
         known = {update for model in state.models.values() for update in (*model.pushes.planned, *model.pushes.waiting)}
         self._updates = {update: one for update, one in self._updates.items() if update in known}
@@ -121,6 +140,27 @@ class Journal:
         members = state.context.members
         self._states = {worker: one for worker, one in self._states.items() if worker in members}
         self._computed_from = {worker: one for worker, one in self._computed_from.items() if worker in members}
+
+    def _level(self, state: SchedulerState, now_ns: int, mean_plan_ms: float) -> Entry:
+        versions = {name: model.pushes.version.number for name, model in state.models.items()}
+        versions |= {name: rounds.version for name, rounds in state.reductions.items()}
+        models: dict[str, dict[str, Any]] = {name: {"version": version} for name, version in versions.items()}
+        for name, model in state.models.items():
+            if (behind := model.replication.behind) is not None:
+                models[name] |= behind._asdict()
+        network = state.context.network
+        ways = {host: (up_link(host), down_link(host)) for host in network.hosts}
+        return {
+            "kind": "level",
+            "at": self.ms(now_ns),
+            "plans": state.count.plans,
+            "mean_plan_ms": round(mean_plan_ms, 3),
+            "models": models,
+            "links": {
+                host: [network.rate_bps(way, now_ns) if network.has_link(way) else None for way in both]
+                for host, both in ways.items()
+            },
+        }
 
     def _told(self, event: MemberEvent, now_ns: int) -> Iterator[Entry]:
         match event:
@@ -221,10 +261,10 @@ class Journal:
             "id": str(update),
             "worker": update.worker,
             "model": one.model,
-            "asked": self._ms(one.asked_ns),
+            "asked": self.ms(one.asked_ns),
             "planned": self._window(one.planned),
-            "received": self._ms(one.received_ns),
-            "ended": self._ms(ended_ns),
+            "received": self.ms(one.received_ns),
+            "ended": self.ms(ended_ns),
             "outcome": outcome,
             "sum": "" if one.sum is None else str(one.sum),
         }
@@ -236,7 +276,7 @@ class Journal:
             "worker": get.worker,
             "model": one.model,
             "planned": self._window(one.planned),
-            "ended": self._ms(ended_ns),
+            "ended": self.ms(ended_ns),
             "outcome": outcome,
         }
 
@@ -246,25 +286,21 @@ class Journal:
             "id": str(round_id),
             "model": one.model,
             "version": one.version,
-            "began": self._ms(one.began_ns),
-            "planned": [self._ms(one.began_ns), self._ms(one.began_ns + one.planned_ns)] if one.planned_ns else None,
-            "ended": self._ms(ended_ns),
+            "began": self.ms(one.began_ns),
+            "planned": [self.ms(one.began_ns), self.ms(one.began_ns + one.planned_ns)] if one.planned_ns else None,
+            "ended": self.ms(ended_ns),
             "outcome": outcome,
             "cause": cause,
             "members": sorted(one.members),
             "receivers": sorted(one.receivers),
-            "arrived": {worker: self._ms(at_ns) for worker, at_ns in one.arrived_ns.items()},
+            "arrived": {worker: self.ms(at_ns) for worker, at_ns in one.arrived_ns.items()},
             "delays": dict(one.delays),
             "bytes": one.size_bytes,
             "reason": one.reason,
         }
 
     def _note(self, now_ns: int, about: str, text: str, *, is_warning: bool = False) -> Entry:
-        return {"kind": "note", "at": self._ms(now_ns), "about": about, "text": text, "warning": is_warning}
+        return {"kind": "note", "at": self.ms(now_ns), "about": about, "text": text, "warning": is_warning}
 
     def _window(self, profile: Profile | None) -> list[float] | None:
-        return None if profile is None else [self._ms(profile.start_ns), self._ms(profile.end_ns)]
-
-    def _ms(self, at_ns: int) -> float:
-        """Return a time of this process's clock as wall time; 0 stands for none."""
-        return round((at_ns + self._offset_ns) / 1e6, 1) if at_ns else 0
+        return None if profile is None else [self.ms(profile.start_ns), self.ms(profile.end_ns)]

@@ -6,7 +6,9 @@ import time
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from mlfabric import clock
 from mlfabric.model.specs import Role
+from mlfabric.network import down_link, up_link
 from mlfabric.protocol import (
     CancelReduce,
     CommitsReported,
@@ -14,7 +16,6 @@ from mlfabric.protocol import (
     Drop,
     Dropped,
     Instruction,
-    LinksReported,
     MemberEvent,
     ModelVersion,
     PushRequested,
@@ -27,6 +28,7 @@ from mlfabric.protocol import (
     UpdateId,
 )
 from mlfabric.scheduler.journal import Journal
+from mlfabric.scheduler.members.silence import LostBy
 from mlfabric.scheduler.records import PlanCount
 from mlfabric.scheduler.rounds.probe_plans import ProbeCount
 from mlfabric.scheduler.rounds.step_rounds import StepRounds
@@ -63,6 +65,8 @@ class Meter:
         self.software_version = software_version
         self.reduced_bytes: dict[str, int] = {}
         self.page = ""
+        for cause in LostBy:
+            metrics.lost(cause.name.lower(), members=0)
         self._plan_s = 0.0
         self._known = PlanCount()
         self._rounds: dict[RoundId, _Round] = {}
@@ -128,10 +132,6 @@ class Meter:
             case TransferEnded(end=TransferEnd.DISCARDED, transfer=UpdateId() as update) if event.cause is not None:
                 if update.worker in members and event.model in state.models:
                     self.metrics.settled(event.model, update.worker, Dropped(cause=event.cause))
-            case LinksReported():
-                hosts = state.context.network.hosts
-                for rate in (r for r in event.rates if r.host in hosts):
-                    self.metrics.link_rate(rate.host, rate.up, rate.bps)
 
     def survey(self, state: SchedulerState) -> None:
         """Set what is looked at rather than counted."""
@@ -142,19 +142,22 @@ class Meter:
         self.metrics.keep(state.context.members, state.context.network.hosts)
         self._count_sums(state.count)
         if self.journal is not None:
-            self.journal.survey(state)
+            self.journal.survey(state, self.mean_plan_ms(state.count.plans))
         for name, model in state.models.items():
             self.metrics.queue(name, len(model.pushes.waiting))
             self.metrics.delay_bound(name, model.pushes.tau_max)
             self.metrics.version(name, model.pushes.version)
-            replication = model.replication
-            if replication.following is not None:
-                following, norm = replication.following, replication.following.norm
-                self.metrics.replica(name, replication.lead, following.updates, replication.divergence, norm)
+            if (behind := model.replication.behind) is not None:
+                self.metrics.replica(name, *behind)
         for name, found in count_waits(state).items():
             for wait in Wait:
                 self.metrics.waiting(name, wait.value, found[wait])
         self._count_rounds(state)
+        network, now_ns = state.context.network, clock.monotonic_ns()
+        for host in network.hosts:
+            for up, way in ((True, up_link(host)), (False, down_link(host))):
+                if network.has_link(way):
+                    self.metrics.link_rate(host, up, network.rate_bps(way, now_ns))
         for name, rounds in state.reductions.items():
             known, self._probes[name] = self._probes.get(name, ProbeCount()), rounds.probes
             self.metrics.probes(name, *(now - before for now, before in zip(rounds.probes, known, strict=True)))
@@ -169,6 +172,7 @@ class Meter:
             before, self._tallies[process] = known.get(process, (0, 0)), now
             self.metrics.in_rounds(record.model, name, now[0] - before[0], now[1] - before[1])
         for name, rounds in state.reductions.items():
+            self.metrics.round_voided(name, rounds=0)
             self.metrics.version(name, ModelVersion(1, rounds.version))
             if isinstance(rounds, StepRounds):
                 fresh, self._delays[name] = rounds.delays - self._delays.get(name, Counter()), rounds.delays.copy()

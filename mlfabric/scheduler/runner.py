@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ STOOD_STILL_S = 3.0
 PORT_WITHIN_S = 5.0
 LOOK_AGAIN_S = 0.02
 ANSWERED_WITHIN_S = 2.0
+RECORDED_EVERY = 10
+"""After so many surveys what is recorded is on disk."""
 YOUNG_OBJECTS = 10_000
 SPARE_CALLS = 64
 """So many connections and calls there may be beyond one session and one call of each member: for people and tools."""
@@ -72,6 +75,7 @@ class SchedulerOptions:
         round_patience_s: see ``SchedulerConfig``; >= 0.
         default_bps: rate of a link that nobody stated and nobody measured; > 0.
         limits: how much it takes in.
+        history: folder in which everything is written down that the status page shows; None for nowhere.
         state_dir: where the term is kept; None derives it from the time of day, and from what members have seen.
         security: of all its connections.
     """
@@ -86,6 +90,7 @@ class SchedulerOptions:
     round_patience_s: float = 1.0
     default_bps: int = 10_000_000_000
     limits: Limits = field(default_factory=Limits)
+    history: Path | None = None
     state_dir: Path | None = None
     security: Security = LOOPBACK
 
@@ -171,8 +176,9 @@ class SchedulerRunner:
     def __init__(self, options: SchedulerOptions) -> None:
         self.options = options
         self._instance = secrets.randbits(64)
-        self._history = History()
-        journal = None if options.metrics_port is None else Journal(self._history)
+        self._history = History(folder=options.history)
+        has_readers = options.metrics_port is not None or options.history is not None
+        journal = Journal(self._history) if has_readers else None
         self._meter = Meter(SchedulerMetrics(), __version__, journal)
         self._state: SchedulerState
 
@@ -266,6 +272,8 @@ class SchedulerRunner:
             await server.stop(GRACE_S)
             if page is not None:
                 page.stop()
+            self._record()
+            self._history.close()
 
     def _add_standard_services(self, server: grpc.aio.Server) -> health.aio.HealthServicer:
         status = health.aio.HealthServicer()
@@ -297,8 +305,7 @@ class SchedulerRunner:
             return None
 
         async def look() -> tuple[fabric_pb2.GetStatusResponse, list[Entry]]:
-            now_ns = clock.monotonic_ns()
-            return describe(self._state, self._meter, now_ns), journal.open(now_ns)
+            return self._described(), journal.open(clock.monotonic_ns())
 
         async def ask() -> dict[str, Any]:
             looking = asyncio.run_coroutine_threadsafe(look(), loop)
@@ -317,9 +324,22 @@ class SchedulerRunner:
         log.info("status page at %s, metrics at %smetrics", self._meter.page, address)
         return page
 
+    def _record(self) -> None:
+        """Write down how things are, where that is wanted."""
+        if self._history.is_recorded:
+            self._history.record(as_plain(self._described()))
+
+    def _described(self) -> fabric_pb2.GetStatusResponse:
+        """Return the status for whoever sees it on the page or in a report, without the page's own token."""
+        status = describe(self._state, self._meter, clock.monotonic_ns())
+        status.ClearField("page")
+        return status
+
     async def _survey(self, service: FabricService) -> None:
-        while True:
+        for number in count():
             self._meter.survey(self._state)
+            if number % RECORDED_EVERY == 0:
+                self._record()
             began_s = clock.monotonic_s()
             await asyncio.sleep(SURVEY_S)
             stood_still_s = clock.monotonic_s() - began_s - SURVEY_S

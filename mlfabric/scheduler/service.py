@@ -43,7 +43,7 @@ from mlfabric.scheduler.members.silence import Found, LostBy
 from mlfabric.scheduler.members.terms import Verdict
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.state import SchedulerState
-from mlfabric.scheduler.status import describe
+from mlfabric.scheduler.status import add_history, describe
 from mlfabric.security import Identity
 from mlfabric.security.tokens import new_token, same_token, token_at
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
@@ -513,7 +513,10 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
 
     async def GetStatus(self, request: fabric_pb2.GetStatusRequest, context: _Context) -> fabric_pb2.GetStatusResponse:
         """Describe the fabric."""
-        return describe(self._state, self._meter, clock.monotonic_ns(), all_samples=request.all_samples)
+        status = describe(self._state, self._meter, clock.monotonic_ns(), all_samples=request.all_samples)
+        if request.HasField("history_since") and self._meter.journal is not None:
+            add_history(status, self._meter.journal, request.history_since)
+        return status
 
 
 def _rank_of(seat: _Seat) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mlfabric import clock
 from mlfabric.model.specs import Role
 from mlfabric.network import down_link, up_link
 from mlfabric.protocol import ModelVersion
-from mlfabric.scheduler.followers.replication_state import Phase, Replication
+from mlfabric.scheduler.followers.replication_state import Phase
+from mlfabric.scheduler.journal import Journal
 from mlfabric.scheduler.known_models import AnyRounds
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.model_state import ModelState
@@ -22,12 +24,14 @@ from mlfabric.scheduler.shards.parts import name_of_whole, part_of
 from mlfabric.scheduler.shards.sharded import ShardedModel
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.waits import count_waits
+from mlfabric.telemetry.history import Entry
 from mlfabric.v1 import fabric_pb2
 from mlfabric.wire import to_version
 
-__all__ = ["SHUT_OUT_IN_A_ROW", "describe"]
+__all__ = ["SHUT_OUT_IN_A_ROW", "add_history", "describe"]
 
 SHUT_OUT_IN_A_ROW = 10
+MOST_ENTRIES = 2000
 
 
 def describe(
@@ -53,6 +57,19 @@ def describe(
         software_version=meter.software_version,
         page=meter.page,
     )
+
+
+def add_history(status: fabric_pb2.GetStatusResponse, journal: Journal, number: int) -> None:
+    """Add what happened from an entry on, of the last ones, and what is not over."""
+    now_ns = clock.monotonic_ns()
+    status.next_entry, entries = journal.history.since(number)
+    status.entries.extend(map(_as_json, entries[-MOST_ENTRIES:]))
+    status.open.extend(map(_as_json, journal.open(now_ns)))
+    status.now_ms = journal.ms(now_ns)
+
+
+def _as_json(entry: Entry) -> str:
+    return json.dumps(entry, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,22 +247,8 @@ def _model(
         samples=describe_samples(model, all_ranges=all_samples),
         whole=whole,
         **state.endings.stay_of(whole)._asdict(),
-        **_divergence(model.replication),
+        **({} if (behind := model.replication.behind) is None else behind._asdict()),
     )
-
-
-def _divergence(replication: Replication) -> dict[str, Any]:
-    """Return how far a replica is behind, and may be; nothing if there is none."""
-    following = replication.following
-    if following is None:
-        return {}
-    norm = following.norm if math.isfinite(following.norm) else None
-    return {
-        "replica_lead": replication.lead,
-        "replica_lead_max": following.updates,
-        "divergence": replication.divergence,
-        "divergence_max": norm,
-    }
 
 
 def _median(delays: Counter[int]) -> float:

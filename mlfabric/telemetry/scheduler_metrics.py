@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Mapping
 
 from prometheus_client import Counter, Gauge
@@ -124,20 +123,21 @@ class SchedulerMetrics:
         if versions is not None:
             self._bound(model).set(versions)
 
-    def replica(self, model: str, lead: int, most_lead: int | None, divergence: float, most_divergence: float) -> None:
-        """Set how far a model's replica is behind, and how far it may be: None, or infinite, for no such bound."""
+    def replica(
+        self, model: str, lead: int, most_lead: int | None, divergence: float, most_divergence: float | None
+    ) -> None:
+        """Set how far a model's replica is behind, and how far it may be; None for no such bound."""
         self._lead(model).set(lead)
         self._divergence(model).set(divergence)
         if most_lead is not None:
             self._most_lead(model).set(most_lead)
-        if math.isfinite(most_divergence):
+        if most_divergence is not None:
             self._most_divergence(model).set(most_divergence)
 
     def in_rounds(self, model: str, worker: str, committed: int, dropped: int) -> None:
         """Count gradients that were in rounds, and those that no further round could take."""
         self._updates.of(worker, model, worker, "committed", "").inc(committed)
-        if dropped:
-            self._updates.of(worker, model, worker, "dropped", "too_late").inc(dropped)
+        self._updates.of(worker, model, worker, "dropped", "too_late").inc(dropped)
 
     def keep(self, workers: Container[str], hosts: Container[str]) -> None:
         """Show no more figures of workers and hosts but of those that are known."""
@@ -163,9 +163,9 @@ class SchedulerMetrics:
         self._round_s(model).observe(seconds)
         self._round_bytes(model).inc(n_bytes)
 
-    def round_voided(self, model: str) -> None:
-        """Count a round that was given up."""
-        self._rounds_voided(model).inc()
+    def round_voided(self, model: str, rounds: int = 1) -> None:
+        """Count a round that was given up; 0 of them show that there was none so far."""
+        self._rounds_voided(model).inc(rounds)
 
     def probes(self, model: str, asked: int, answered: int, changed: int) -> None:
         """Count probes that were asked for, those that were answered in time, and links that were found changed."""
@@ -193,9 +193,9 @@ class SchedulerMetrics:
         """Set the rate in bit/s that plans are made with."""
         self._rate.of(host, host, direction(up)).set(bps / 8)
 
-    def lost(self, cause: str) -> None:
-        """Count a member that does not answer any more."""
-        self._lost(cause).inc()
+    def lost(self, cause: str, members: int = 1) -> None:
+        """Count a member that does not answer any more; 0 of them show that there was none so far."""
+        self._lost(cause).inc(members)
 
     def members(self, counts: Mapping[tuple[Role, str], int]) -> None:
         """Set how many members of each role are in each state; what is not named is 0."""

@@ -538,19 +538,25 @@ Global___RemoveModelResponse: _TypeAlias = RemoveModelResponse  # noqa: Y015
 class GetStatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HISTORY_SINCE_FIELD_NUMBER: _builtins.int
     ALL_SAMPLES_FIELD_NUMBER: _builtins.int
+    history_since: _builtins.int
+    """Also what happened from the entry with this number on, of the last 2,000 entries, and what is not over."""
     all_samples: _builtins.bool
     """All ranges of samples, not only the last ones of each kind."""
     def __init__(
         self,
         *,
+        history_since: _builtins.int | None = ...,
         all_samples: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_history_since", b"_history_since", "history_since", b"history_since"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_samples", b"all_samples"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_history_since", b"_history_since", "all_samples", b"all_samples", "history_since", b"history_since"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__history_since: _TypeAlias = _typing.Literal["history_since"]  # noqa: Y015
+    _WhichOneofArgType__history_since: _TypeAlias = _typing.Literal["_history_since", b"_history_since"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__history_since) -> _WhichOneofReturnType__history_since | None: ...
 
 Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
@@ -1057,10 +1063,16 @@ class GetStatusResponse(_message.Message):
     PLANNER_FIELD_NUMBER: _builtins.int
     SOFTWARE_VERSION_FIELD_NUMBER: _builtins.int
     PAGE_FIELD_NUMBER: _builtins.int
+    ENTRIES_FIELD_NUMBER: _builtins.int
+    NEXT_ENTRY_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    NOW_MS_FIELD_NUMBER: _builtins.int
     term: _builtins.int
     software_version: _builtins.str
     page: _builtins.str
     """Address of the status page for browsers; empty if there is none."""
+    next_entry: _builtins.int
+    now_ms: _builtins.float
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemberStatus]: ...
     @_builtins.property
@@ -1071,6 +1083,14 @@ class GetStatusResponse(_message.Message):
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkStatus]: ...
     @_builtins.property
     def planner(self) -> Global___PlannerStatus: ...
+    @_builtins.property
+    def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """If they are asked for: entries in JSON, oldest first, as the status page has them; the number of the next one; those
+        that are not over; the present time in ms since 1970, as in these.
+        """
+
+    @_builtins.property
+    def open(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1082,10 +1102,14 @@ class GetStatusResponse(_message.Message):
         planner: Global___PlannerStatus | None = ...,
         software_version: _builtins.str = ...,
         page: _builtins.str = ...,
+        entries: _abc.Iterable[_builtins.str] | None = ...,
+        next_entry: _builtins.int = ...,
+        open: _abc.Iterable[_builtins.str] | None = ...,
+        now_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["planner", b"planner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links", "members", b"members", "models", b"models", "page", b"page", "planner", b"planner", "software_version", b"software_version", "term", b"term", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "links", b"links", "members", b"members", "models", b"models", "next_entry", b"next_entry", "now_ms", b"now_ms", "open", b"open", "page", b"page", "planner", b"planner", "software_version", b"software_version", "term", b"term", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

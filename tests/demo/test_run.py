@@ -14,7 +14,7 @@ import pytest
 
 from mlfabric import demo
 from mlfabric.demo.demo_events import Accuracy, Applied, EventTail, Moved, NotApplied, log_path
-from mlfabric.demo.main import RUN_FOLDER
+from mlfabric.demo.main import REPORT_FILES, RUN_FOLDER
 from mlfabric.errors import UsageError
 
 pytestmark = pytest.mark.processes
@@ -78,7 +78,7 @@ def test_elastic_rounds_and_a_ring_were_trained_to_the_same_accuracy(report):
 def test_pictures_and_a_checkpoint_that_plain_pytorch_reads_are_left(report):
     import torch
 
-    assert {p.name for p in report.iterdir()} == {"summary.json", "delay.png", "timeline.png", RUN_FOLDER}
+    assert {p.name for p in report.iterdir()} == {*REPORT_FILES, RUN_FOLDER}
     checkpoint = torch.load(max((report / RUN_FOLDER / "checkpoints").glob("*.pt")), weights_only=True)
     assert checkpoint["version"] == json.loads((report / "summary.json").read_text())["updates_applied"]
 

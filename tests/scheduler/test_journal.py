@@ -120,7 +120,7 @@ def test_what_will_not_end_any_more_is_forgotten(stage) -> None:
     stage.ask(push("a"))
     stage.left("a")
     stage.tell(ended(update("a"), TransferEnd.VOIDED))
-    stage.journal.survey(stage.state)
+    stage.journal.survey(stage.state, 0.0)
     assert stage.open() == []
 
 

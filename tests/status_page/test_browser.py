@@ -65,9 +65,10 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     page.goto(address)
     page.set_default_timeout(WITHIN_MS)
 
-    members, rounds = page.locator("#members tr"), page.locator("#rounds tr")
+    members, rounds = page.locator("#members"), page.locator("#rounds tr")
     for rank in range(WORKERS):
-        sync_api.expect(members.filter(has_text=f"worker-{rank}").locator("td.here")).to_be_visible(timeout=WITHIN_MS)
+        here = members.locator(f"tr[data-key=worker-{rank}] td.here")
+        sync_api.expect(here).to_be_visible(timeout=WITHIN_MS)
     sync_api.expect(rounds).to_have_count(12, timeout=WITHIN_MS)
     page.wait_for_timeout(3_000)
 
@@ -78,7 +79,7 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     workers[2].signal(signal.SIGKILL)
-    sync_api.expect(members.filter(has_text="worker-2").locator("td.here")).to_have_count(0, timeout=WITHIN_MS)
+    sync_api.expect(members.locator("tr[data-key=worker-2] td.here")).to_have_count(0, timeout=WITHIN_MS)
     sync_api.expect(page.locator("#notes li").filter(has_text="worker-2").first).to_be_visible()
     assert wrong == []
 

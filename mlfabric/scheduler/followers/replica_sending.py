@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from mlfabric.model.divergence import Limit, Units, as_norm
 from mlfabric.model.samples import Samples
@@ -63,6 +65,20 @@ class Entry:
     members: tuple[UpdateId, ...]
     step: Units
     began: int
+
+
+class Behind(NamedTuple):
+    """How far a replica is behind its model, and how far it may be; None for no such bound.
+
+    Args:
+        replica_lead, replica_lead_max: in updates that it has not applied.
+        divergence, divergence_max: as l2 distance: the norms of the steps that it has not applied, summed, bound it.
+    """
+
+    replica_lead: int
+    replica_lead_max: int | None
+    divergence: float
+    divergence_max: float | None
 
 
 @dataclass(slots=True)
@@ -139,9 +155,17 @@ class ReplicaSending:
         return sum(len(entry.members) for entry in self._entries)
 
     @property
-    def divergence(self) -> float:
-        """The l2 norms of the steps of these, summed: a bound of how far the replica is from the model."""
-        return as_norm(sum(entry.step for entry in self._entries))
+    def behind(self) -> Behind | None:
+        """How far the replica is behind; None if there is none."""
+        if self.following is None:
+            return None
+        norm = self.following.norm
+        return Behind(
+            replica_lead=self.lead,
+            replica_lead_max=self.following.updates,
+            divergence=as_norm(sum(entry.step for entry in self._entries)),
+            divergence_max=norm if math.isfinite(norm) else None,
+        )
 
     @property
     def _model(self) -> str:

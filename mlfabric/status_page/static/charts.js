@@ -53,7 +53,7 @@ export class Timeline {
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Show bars {row, from, to, kind, key, planned: [from, to] or null}, times in ms. */
+  /** Show bars {row, from, to, kind, key, planned: [from, to] or null, waits: from or nothing, words()}, times in ms. */
   show(rows, bars, from, to) {
     this.rows = rows; this.from = from; this.to = to;
     const index = new Map(rows.map((name, at) => [name, at]));

@@ -3,7 +3,7 @@ import { Timeline, columns, line } from "./charts.js";
 
 const KEPT_MS = 600_000, ROUNDS_SHOWN = 12, NOTES_SHOWN = 60;
 const $ = (id) => document.getElementById(id);
-const kept = { process: "", entries: [], levels: [], state: null, offset: 0 };
+const kept = { process: "", entries: [], state: null };
 const KINDS = {
   settled: "done", committed: "done", served: "get", "": "open", dropped: "dropped",
 };
@@ -16,49 +16,53 @@ for (const [kind, words] of Object.entries(WORDS)) {
   item.append(colour, words);
   $("key").append(item);
 }
-const timeline = new Timeline($("timeline"), (bar) => { $("bar").textContent = bar ? bar.words : ""; });
+const timeline = new Timeline($("timeline"), (bar) => { $("bar").textContent = bar ? bar.words() : ""; });
 
-// What comes
+// What comes: from the scheduler, or, in a report, with the page
 
-const source = new EventSource("events");
-source.addEventListener("entries", (event) => {
-  const news = JSON.parse(event.data);
-  begin(news.process);
-  kept.entries.push(...news.entries);
-});
-source.addEventListener("state", (event) => {
-  const state = JSON.parse(event.data);
-  begin(state.process);
-  kept.state = state;
-  kept.offset = state.now - Date.now();
-  keepLevels(state);
-  kept.entries = kept.entries.filter((entry) => time(entry) > state.now - KEPT_MS);
-  kept.levels = kept.levels.filter((level) => level.at > state.now - KEPT_MS);
-  heard();
-  if (paused === null) show();
-});
-source.onerror = () => {
-  $("fabric").textContent = "no connection to the scheduler; trying again";
-  $("fabric").className = "away";
-};
+const recorded = $("recorded");
+if (recorded) {
+  Object.assign(kept, JSON.parse(recorded.textContent));
+  paused = kept.state.now;
+  const first = Math.min(...kept.entries.map(time), paused);
+  $("until").min = Math.floor((first - paused) / 1000);
+  $("pause").hidden = $("others").hidden = true;
+  $("replay").hidden = false;
+} else {
+  const source = new EventSource("events");
+  source.addEventListener("entries", (event) => {
+    const news = JSON.parse(event.data);
+    begin(news.process);
+    kept.entries.push(...news.entries);
+  });
+  source.addEventListener("state", (event) => {
+    const state = JSON.parse(event.data);
+    begin(state.process);
+    kept.state = state;
+    kept.entries = kept.entries.filter((entry) => time(entry) > state.now - KEPT_MS);
+    heard();
+    if (paused === null) show();
+  });
+  source.onerror = () => {
+    $("fabric").textContent = "no connection to the scheduler; trying again";
+    $("fabric").className = "away";
+  };
+}
 
 function begin(process) {
-  if (process === kept.process) return;
-  Object.assign(kept, { process, entries: [], levels: [], state: null });
+  if (process !== kept.process) Object.assign(kept, { process, entries: [], state: null });
 }
 
-function keepLevels(state) {
-  const models = Object.fromEntries(state.status.models.map((model) => [model.name, model]));
-  kept.levels.push({ at: state.now, plans: state.status.planner.plans, models });
+function time(entry) {
+  return entry.at || entry.ended;
 }
-
-const time = (entry) => entry.kind === "note" ? entry.at : entry.ended;
 
 // What is shown
 
 function heard() {
   const status = kept.state.status, here = status.members.filter((member) => member.state === "here").length;
-  $("fabric").textContent = `${here} members here, term ${status.term}, version ${status.software_version}`;
+  const what = recorded ? `recorded until ${new Date(kept.state.now).toLocaleString()}` : `${here} members here`;
+  $("fabric").textContent = `${what}, term ${status.term}, version ${status.software_version}`;
   $("fabric").className = "";
 }
 
@@ -69,14 +73,16 @@ function show() {
   choices($("model"), status.models.map((model) => model.name));
   const model = status.models.find((each) => each.name === $("model").value), name = model ? model.name : "";
   const entries = kept.entries.filter((entry) => time(entry) <= now);
-  const shown = entries.filter((entry) => entry.kind !== "note" && entry.model === name);
+  const shown = entries.filter((entry) => entry.model === name), levels = entries.filter((entry) => entry.kind === "level");
+  const long = recorded ? now - time(kept.entries[0] || { at: now - span }) : span;
   showTimeline(status, shown, name, now, span);
   showMembers(status);
   showRounds(status, shown.filter((entry) => entry.kind === "round"), name);
   showDelays(shown, model);
-  showLead(name, now, span);
-  showLinks(status.links);
-  showPlans(status.planner, now, span);
+  showLead(name, levels, now, long);
+  showLinks(paused === null || !levels.length ? status.links : linksOf(levels.at(-1)));
+  showPlans(status.planner, levels, now, long);
+  showAccuracy(entries.filter((entry) => entry.kind === "accuracy"), now, long);
   showNotes(entries.flatMap(noteOf));
 }
 
@@ -91,7 +97,7 @@ function choices(select, names) {
 function showTimeline(status, ended, name, now, span) {
   const still = paused === null ? kept.state.open.filter((entry) => entry.model === name) : [];
   const workers = status.workers.filter((worker) => worker.model === name).map((worker) => worker.name);
-  const bars = [...ended, ...still].flatMap((entry) => barsOf(entry, now));
+  const bars = [...ended.filter((entry) => entry.ended >= now - span), ...still].flatMap((entry) => barsOf(entry, now));
   timeline.show([...new Set([...workers, ...bars.map((bar) => bar.row)])].sort(byNumber), bars, now - span, now);
 }
 
@@ -100,12 +106,12 @@ function barsOf(entry, now) {
   if (entry.kind === "round") {
     return [...entry.members, ...entry.receivers].map((worker) => ({
       row: worker, from: entry.began, to: entry.arrived[worker] || ended, kind, planned: entry.planned,
-      key: `${entry.id} ${worker}`, words: aboutRound(entry, worker),
+      key: `${entry.id} ${worker}`, words: () => aboutRound(entry, worker),
     }));
   }
   if (!entry.planned && !entry.ended) return [];
   const from = entry.planned ? entry.planned[0] : entry.ended, to = Math.max(from, entry.received || ended);
-  return [{ row: entry.worker, from, to, kind, planned: entry.planned, waits: entry.asked && Math.min(entry.asked, from), key: entry.id, words: aboutTransfer(entry, from, to) }];
+  return [{ row: entry.worker, from, to, kind, planned: entry.planned, waits: entry.asked && Math.min(entry.asked, from), key: entry.id, words: () => aboutTransfer(entry, from, to) }];
 }
 
 const seconds = (ms) => `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
@@ -179,19 +185,23 @@ function showDelays(shown, model) {
   }
   const bound = model ? model.tau_max : 0, total = [...counts.values()].reduce((sum, count) => sum + count, 0);
   columns($("delays"), counts, bound);
-  $("delays-text").textContent = total ? `${total} gradients of the last 10 minutes${bound ? `; none may be later than ${bound}` : ""}` : "no gradient yet";
+  $("delays-text").textContent = total ? `${total} gradients${recorded ? "" : " of the last 10 minutes"}${bound ? `; none may be later than ${bound}` : ""}` : "no gradient yet";
 }
 
-function showLead(name, now, span) {
-  const last = kept.levels.at(-1), model = last && last.models[name], has = model && model.replica_lead !== null;
-  $("lead").toggleAttribute("hidden", !has);
+function showLead(name, levels, now, span) {
+  const having = levels.filter((level) => name in level.models && "replica_lead" in level.models[name]), last = having.at(-1);
+  $("lead").toggleAttribute("hidden", !last);
   $("lead-text").textContent = "this model has no replica";
-  if (!has) return;
-  const inUpdates = model.divergence_max === null, value = inUpdates ? "replica_lead" : "divergence", most = inUpdates ? "replica_lead_max" : "divergence_max";
-  const points = kept.levels.filter((level) => level.at <= now && level.models[name] && level.models[name][value] !== null).map((level) => [level.at, level.models[name][value]]);
-  line($("lead"), points, now - span, now, model[most]);
-  const bound = (found) => found === null ? "" : `, ${found.toPrecision ? Number(found.toPrecision(3)) : found} at most`;
+  if (!last) return;
+  const model = last.models[name], inUpdates = model.divergence_max === null;
+  const value = inUpdates ? "replica_lead" : "divergence", most = inUpdates ? "replica_lead_max" : "divergence_max";
+  line($("lead"), having.map((level) => [level.at, level.models[name][value]]), now - span, now, model[most]);
+  const bound = (found) => found === null ? "" : `, ${Number(found.toPrecision(3))} at most`;
   $("lead-text").textContent = `${model.replica_lead} updates${bound(model.replica_lead_max)}; l2 distance at most ${Number(model.divergence.toPrecision(3))}${bound(model.divergence_max)}`;
+}
+
+function linksOf(level) {
+  return Object.entries(level.links).flatMap(([host, both]) => both.map((estimate_bps, at) => ({ host, up: at === 0, estimate_bps })).filter((link) => link.estimate_bps !== null));
 }
 
 function showLinks(links) {
@@ -200,8 +210,8 @@ function showLinks(links) {
   const rates = links.map((link) => link.estimate_bps).sort((one, other) => one - other), usual = rates[Math.floor(rates.length / 2)] || 1;
   const cell = (link) => {
     if (!link) return "";
-    const slow = link.estimate_bps < usual / 2, age = link.age_s === null ? "not measured" : `${link.age_s.toFixed(0)} s ago`;
-    return [`${rate(link.estimate_bps)}${slow ? " slow" : ""} (${age})`, slow ? "warning" : ""];
+    const slow = link.estimate_bps < usual / 2, age = link.age_s === undefined ? "" : link.age_s === null ? " (not measured)" : ` (${link.age_s.toFixed(0)} s ago)`;
+    return [`${rate(link.estimate_bps)}${slow ? " slow" : ""}${age}`, slow ? "warning" : ""];
   };
   rows($("links"), [...by.values()].sort((one, other) => byNumber(one.host, other.host)), (host) => host.host, (host) => [host.host, cell(host.up), cell(host.down)]);
 }
@@ -211,11 +221,17 @@ function rate(bps) {
   return `${(bps / 1000 ** at).toPrecision(3)} ${["", "k", "M", "G"][at]}bit/s`;
 }
 
-function showPlans(planner, now, span) {
-  const levels = kept.levels.filter((level) => level.at <= now);
+function showPlans(planner, levels, now, span) {
   const points = levels.slice(1).map((level, at) => [level.at, Math.max(0, level.plans - levels[at].plans) * 1000 / Math.max(1, level.at - levels[at].at)]);
   line($("plans"), points, now - span, now, 0);
   $("plans-text").textContent = `${planner.plans} plans, ${planner.mean_plan_ms.toFixed(2)} ms each on average`;
+}
+
+function showAccuracy(found, now, span) {
+  $("accuracy-section").hidden = !found.length;
+  if (!found.length) return;
+  line($("accuracy"), found.map((entry) => [entry.at, entry.value]), now - span, now, 0);
+  $("accuracy-text").textContent = `${found.at(-1).value.toFixed(4)}`;
 }
 
 /** Return what is worth to be told of an entry: a note itself, and what was dropped or given up. */
@@ -262,4 +278,9 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 function replayed() {
   if (paused !== null) $("until-text").textContent = clock(paused + Number($("until").value) * 1000);
   show();
+}
+
+if (recorded) {
+  heard();
+  replayed();
 }

@@ -1,0 +1,128 @@
+"""What the status page costs: the scheduler's processor time, and whether rounds come later, with some pages open.
+
+Workers of one process make rounds of a small model, about three each second. Windows without and with open pages take
+turns; a page is read as a browser reads it. The figures are medians of the pairs.
+
+``mlfabric bench page --json FILE``.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection as Pipe
+from threading import Thread
+from typing import NamedTuple
+
+import grpc
+import psutil
+import torch
+
+import mlfabric
+from benchmarks.forked_workers import settings_of
+from benchmarks.processes import child, next_answer, scheduler_process
+from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
+
+__all__ = ["run"]
+
+STEP_S = 0.3
+FIRST_ROUNDS = 6
+WIDTH = 64
+
+
+def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5) -> dict[str, float]:
+    """Measure the page on this machine; about two minutes.
+
+    Args:
+        workers: that make rounds.
+        pages: that are open in every other window.
+        seconds: length of a window.
+        pairs: of windows.
+
+    Returns:
+        ``core_share``, ``core_share_with_pages``: the scheduler's processor time over the time that passes, and
+        ``added_core_share``, the difference. ``rounds_per_s``, and ``rounds_ratio``, that with pages over that without.
+
+    Raises:
+        RuntimeError: the workers failed or were too slow.
+    """
+    with scheduler_process("--metrics-port", "0") as (address, pid), grpc.insecure_channel(address) as channel:
+        stub = fabric_pb2_grpc.FabricServiceStub(channel)
+        with child(partial(_train, address, workers)) as trainer:
+            next_answer(trainer)
+            page = stub.GetStatus(fabric_pb2.GetStatusRequest()).page
+            look = partial(_window, stub, pid, page, seconds)
+            found = [(look(pages=0), look(pages=pages)) for _ in range(pairs)]
+    median = statistics.median
+    return {
+        "core_share": median(without.core_share for without, _ in found),
+        "core_share_with_pages": median(with_pages.core_share for _, with_pages in found),
+        "added_core_share": median(with_pages.core_share - without.core_share for without, with_pages in found),
+        "rounds_per_s": median(without.rounds_per_s for without, _ in found),
+        "rounds_ratio": median(with_pages.rounds_per_s / without.rounds_per_s for without, with_pages in found),
+    }
+
+
+class _Window(NamedTuple):
+    core_share: float
+    rounds_per_s: float
+
+
+def _window(stub: fabric_pb2_grpc.FabricServiceStub, pid: int, page: str, seconds: float, pages: int) -> _Window:
+    process = psutil.Process(pid)
+    with ExitStack() as stack:
+        for _ in range(pages):
+            stack.enter_context(_open_page(page))
+        time.sleep(1)  # what is kept of the past has been sent
+        began_s, used_s, rounds = time.monotonic(), sum(process.cpu_times()[:2]), _rounds(stub)
+        time.sleep(seconds)
+        took_s = time.monotonic() - began_s
+        used_s, rounds = sum(process.cpu_times()[:2]) - used_s, _rounds(stub) - rounds
+    return _Window(used_s / took_s, rounds / took_s)
+
+
+def _rounds(stub: fabric_pb2_grpc.FabricServiceStub) -> int:
+    return int(stub.GetStatus(fabric_pb2.GetStatusRequest()).models[0].version.number)
+
+
+@contextmanager
+def _open_page(page: str) -> Iterator[None]:
+    """Read a page's stream, as a browser does, until the context ends."""
+    with urllib.request.urlopen(f"{page}events", timeout=30) as stream:
+        reading = Thread(target=_read, args=(stream,), daemon=True)
+        reading.start()
+        yield
+        stream.fp.raw._sock.shutdown(2)
+        reading.join()
+
+
+def _read(stream: Iterator[bytes]) -> None:
+    for _ in stream:
+        pass
+
+
+def _train(address: str, workers: int, pipe: Pipe) -> None:
+    """Make rounds until the process is ended."""
+    threads = [Thread(target=_work, args=(address, rank, workers, pipe), daemon=True) for rank in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _work(address: str, rank: int, workers: int, pipe: Pipe) -> None:
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    settings = settings_of(address, rank)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = mlfabric.wrap(sgd, model, method="all-reduce", workers=workers, settings=settings)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    for step in range(1 << 30):
+        time.sleep(STEP_S)
+        optimizer.step()
+        if rank == 0 and step == FIRST_ROUNDS:
+            pipe.send("trains")

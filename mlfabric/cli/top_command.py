@@ -1,0 +1,182 @@
+"""``mlfabric top``: what the status page shows, in a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mlfabric.cli import options as opt
+from mlfabric.cli import tables
+from mlfabric.launch.scheduler_status import StatusReader
+from mlfabric.security import CLIENT, Security
+from mlfabric.v1 import fabric_pb2
+
+__all__ = ["add_to", "top_view"]
+
+Entry = Mapping[str, Any]
+MOST_KEPT = 5000
+ROUNDS_SHOWN, NOTES_SHOWN = 6, 6
+NAME_WIDTH, LEAST_BAR_WIDTH = 16, 20
+_COLOURS = {"settled": "blue", "committed": "blue", "served": "green", "dropped": "yellow", "": "bright_black"}
+_BROKEN = "red"
+
+
+def top(
+    scheduler: opt.Scheduler = opt.DEFAULT_SCHEDULER_ADDRESS,
+    tls: opt.Tls = None,
+    insecure: opt.Insecure = False,
+    span: Annotated[float, typer.Option(min=1.0, help="Seconds that the timeline shows.")] = 30.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 1.0,
+) -> None:
+    """Show live what the fabric does, until Ctrl-C.
+
+    A timeline of transfers and rounds (blue: in the model, green: model fetched, yellow: dropped, red: void or broken,
+    grey: under way), what members wait for, the last rounds and decisions with their reasons. Where the output is no
+    terminal it is shown once.
+    """
+    asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
+    asyncio.run(_watch(asker, span, every))
+
+
+async def _watch(asker: StatusReader, span_s: float, every_s: float) -> None:
+    screen = tables.console()
+    kept, known = deque[Entry](maxlen=MOST_KEPT), 0
+    async with asker as reader:
+        found = await reader.read(history_since=known)
+        kept.extend(map(json.loads, found.entries))
+        if not screen.is_terminal:
+            screen.print(top_view(found, kept, span_s, screen.width))
+            return
+        with Live(console=screen, screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(top_view(found, kept, span_s, screen.width), refresh=True)
+                await asyncio.sleep(every_s)
+                known = found.next_entry
+                found = await reader.read(history_since=known)
+                if found.next_entry < known:  # another scheduler, which counts anew
+                    kept.clear()
+                kept.extend(map(json.loads, found.entries))
+
+
+def top_view(
+    status: fabric_pb2.GetStatusResponse, entries: Iterable[Entry], span_s: float, width: int
+) -> RenderableType:
+    """Return what is shown.
+
+    Args:
+        status: the present one, with what is not over.
+        entries: what is over, oldest first.
+        span_s: seconds that the timeline shows.
+        width: of the terminal, in characters.
+    """
+    over = list(entries)
+    states = Counter(member.state for member in status.members)
+    here = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    models = ", ".join(f"{m.name}: {m.method}, version {m.version.number}" for m in status.models)
+    parts: list[RenderableType] = [
+        Text(f"members: {here or 'none'}; {models or 'no model yet'}", style="bold"),
+        _timeline(status, [*over, *map(json.loads, status.open)], span_s, max(LEAST_BAR_WIDTH, width - NAME_WIDTH - 1)),
+        _members(status),
+    ]
+    rounds = [entry for entry in over if entry["kind"] == "round"][-ROUNDS_SHOWN:]
+    if rounds:
+        parts += [_rounds(reversed(rounds))]
+    notes = islice((note for entry in reversed(over) for note in _notes(entry)), NOTES_SHOWN)
+    return Group(*parts, Text("Last decisions", style="bold"), *(Text(note, overflow="ellipsis") for note in notes))
+
+
+def _timeline(status: fabric_pb2.GetStatusResponse, entries: list[Entry], span_s: float, width: int) -> Table:
+    """Return a row for each worker, in which each character stands for the same time."""
+    now, cell = status.now_ms, 1000 * span_s / width
+    began = now - 1000 * span_s
+    rows = {worker.name: [" "] * width for worker in status.workers}
+    colours = {name: [""] * width for name in rows}
+    for entry in entries:
+        for worker, since, until in _bars(entry, now):
+            if worker in rows and until >= began:
+                first, last = (min(width - 1, max(0, int((at - began) / cell))) for at in (since, until))
+                colour = _COLOURS.get(entry["outcome"], _BROKEN)
+                rows[worker][first : last + 1] = ["█"] * (last + 1 - first)
+                colours[worker][first : last + 1] = [colour] * (last + 1 - first)
+    made = Table(box=None, padding=0, show_header=False)
+    made.add_column(width=NAME_WIDTH, overflow="ellipsis", no_wrap=True)
+    made.add_column(no_wrap=True)
+    for name in sorted(rows):
+        line = Text.assemble(*zip(rows[name], colours[name], strict=True))
+        made.add_row(name, line)
+    return made
+
+
+def _bars(entry: Entry, now: float) -> Iterable[tuple[str, float, float]]:
+    """Give whose bar begins and ends when."""
+    ended = entry.get("ended") or now
+    match entry["kind"]:
+        case "round":
+            for worker in (*entry["members"], *entry["receivers"]):
+                yield worker, entry["began"], entry["arrived"].get(worker, ended)
+        case "update" | "get" if entry["planned"] is not None:
+            yield entry["worker"], entry["planned"][0], max(entry["planned"][0], entry.get("received") or ended)
+
+
+def _members(status: fabric_pb2.GetStatusResponse) -> Table:
+    tallies = {worker.name: worker for worker in status.workers}
+    rows = [
+        (member.name, member.state, _warned(tallies.get(member.name)) or member.activity, *_tally(tallies, member.name))
+        for member in status.members
+    ]
+    return tables.table("Members", ("name", "state", "what it does, or waits for", "in the model>", "dropped>"), rows)
+
+
+def _warned(worker: fabric_pb2.WorkerStatus | None) -> str:
+    return "" if worker is None else worker.warning
+
+
+def _tally(tallies: Mapping[str, fabric_pb2.WorkerStatus], name: str) -> tuple[str, str]:
+    found = tallies.get(name)
+    return ("", "") if found is None else (str(found.committed), f"{found.dropped} ({found.dropped_share:.0%})")
+
+
+def _rounds(rounds: Iterable[Entry]) -> Table:
+    shown = [
+        (
+            str(entry["version"]),
+            f"{(entry['ended'] - entry['began']) / 1000:.2f} s",
+            f"{(entry['planned'][1] - entry['planned'][0]) / 1000:.2f} s" if entry["planned"] else "-",
+            str(len(entry["members"])),
+            f"void: {entry['cause']}" if entry["outcome"] == "void" else entry["reason"],
+        )
+        for entry in rounds
+    ]
+    return tables.table("Rounds", ("version>", "took>", "planned>", "in>", "why"), shown)
+
+
+def _notes(entry: Entry) -> Iterable[str]:
+    """Give what is worth to be told of an entry."""
+    match entry:
+        case {"kind": "note"}:
+            yield f"{entry['about']} {entry['text']}"
+        case {"outcome": "dropped"}:
+            yield f"{entry['worker']}: {entry['id']} is dropped: {entry['cause']}"
+        case {"outcome": "void"}:
+            yield f"{entry['model']}: {entry['id']} is void: {entry['cause']}"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command."""
+    app.command(
+        epilog=opt.examples(
+            "mlfabric top",
+            "mlfabric top --span 120 --scheduler head-node:50061 --tls certificates",
+            "mlfabric top | cat",
+        )
+    )(top)

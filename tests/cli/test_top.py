@@ -1,0 +1,84 @@
+"""What `mlfabric top` shows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+
+from mlfabric.cli.top_command import top_view
+from mlfabric.v1 import fabric_pb2
+from tests.processes import Start
+
+NOW = 1_000_000.0
+Entry = dict[str, Any]
+
+
+def _status(*open_: Entry) -> fabric_pb2.GetStatusResponse:
+    return fabric_pb2.GetStatusResponse(
+        members=[fabric_pb2.MemberStatus(name=one, role="worker", state="here", activity="computes") for one in "ab"],
+        workers=[fabric_pb2.WorkerStatus(name=one, committed=5, dropped=1, dropped_share=0.17) for one in "ab"],
+        models=[fabric_pb2.ModelStatus(name="net", method="elastic")],
+        open=map(json.dumps, open_),
+        now_ms=NOW,
+    )
+
+
+def _round(began: float, ended: float, outcome: str = "settled", cause: str = "", members: str = "ab") -> Entry:
+    return {
+        "kind": "round",
+        "id": "round 3",
+        "model": "net",
+        "version": 3,
+        "began": began,
+        "planned": [began, began + 500],
+        "ended": ended,
+        "outcome": outcome,
+        "cause": cause,
+        "members": list(members),
+        "receivers": [],
+        "arrived": {},
+        "delays": {},
+        "reason": "2 of 2 workers",
+    }
+
+
+def _shown(status: fabric_pb2.GetStatusResponse, *entries: Entry) -> list[str]:
+    screen = Console(width=116, force_terminal=False)
+    with screen.capture() as captured:
+        screen.print(top_view(status, entries, 10.0, 116))
+    return captured.get().splitlines()
+
+
+def test_the_timeline_has_a_bar_where_a_worker_was_in_a_round() -> None:
+    lines = _shown(_status(), _round(NOW - 5000, NOW - 4000, members="a"))
+    row_a, row_b = (next(line for line in lines if line.startswith(name)) for name in "ab")
+    assert (row_a.index("█"), row_a.count("█")) in [(65, 10), (65, 11), (65, 9)]
+    assert "█" not in row_b
+
+
+def test_what_is_under_way_goes_on_until_now() -> None:
+    lines = _shown(_status(_round(NOW - 1000, 0, outcome="")))
+    row = next(line for line in lines if line.startswith("a"))
+    assert row.rstrip().endswith("█" * 9)
+
+
+def test_rounds_and_decisions_say_why() -> None:
+    note = {"kind": "note", "at": NOW, "about": "b", "text": "is silent", "warning": True}
+    dropped = {"kind": "update", "id": "a#7", "worker": "a", "planned": None, "ended": NOW}
+    dropped |= {"outcome": "dropped", "cause": "late"}
+    void = _round(NOW - 3000, NOW - 2000, outcome="void", cause="b: its connection broke")
+    text = "\n".join(_shown(_status(), _round(NOW - 5000, NOW - 4250), void, dropped, note))
+    wanted = ("0.75 s", "0.50 s", "2 of 2 workers", "void: b: its connection broke", "b is silent")
+    for words in (*wanted, "a: a#7 is dropped: late"):
+        assert words in text
+    assert "5" in text
+    assert "1 (17%)" in text
+
+
+def test_it_is_shown_once_where_the_output_is_no_terminal(start: Start, fabric: str) -> None:
+    code, output = start("top", "--scheduler", fabric).finish()
+    assert code == 0
+    assert "members: 2 here" in output
+    assert "monitor-0 joined as monitor" in output
