@@ -39,6 +39,7 @@ def aggregator(
         typer.Option(envvar="MLFABRIC_MEMORY_BUDGET", help="Memory for sums and models on their way, as 512M or 2Gi."),
     ] = "1Gi",
     log_level: opt.LogLevel = opt.Level.INFO,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     config: opt.Config = None,
 ) -> None:
     """Sum updates on their way to a server, and hand models on.
@@ -48,7 +49,7 @@ def aggregator(
     from mlfabric.aggregator.service import AggregatorOptions, AggregatorService
     from mlfabric.telemetry import AggregatorMetrics
 
-    opt.log_to_stderr(log_level)
+    opt.log_to_stderr(log_level, log_format)
     tcp = data_channel(
         bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "aggregator", insecure=insecure)
     )

@@ -14,6 +14,7 @@ from mlfabric.addresses import split_address
 from mlfabric.channels import MOST_CONNECTIONS
 from mlfabric.cli.toml_settings import DEFAULT_FILE, use_file
 from mlfabric.config import DEFAULT_SCHEDULER
+from mlfabric.telemetry.log_lines import JsonLines
 
 __all__ = [
     "MOST_CONNECTIONS",
@@ -25,6 +26,8 @@ __all__ = [
     "Host",
     "Insecure",
     "Level",
+    "LogForm",
+    "LogFormat",
     "LogLevel",
     "MetricsPort",
     "MostConnections",
@@ -45,6 +48,13 @@ class Level(StrEnum):
     ERROR = "error"
 
 
+class LogForm(StrEnum):
+    """What log lines are: text for people, or JSON for programs."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 def _checked_addresses(scheduler: str) -> str:
     for address in scheduler.split(","):
         split_address(address, "scheduler")
@@ -61,6 +71,9 @@ Config = Annotated[
     ),
 ]
 LogLevel = Annotated[Level, typer.Option(envvar="MLFABRIC_LOG_LEVEL", help="How much is logged, to stderr.")]
+LogFormat = Annotated[
+    LogForm, typer.Option(envvar="MLFABRIC_LOG_FORMAT", help="Log lines as text, or as a JSON object each.")
+]
 Scheduler = Annotated[
     str,
     typer.Option(
@@ -123,11 +136,13 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def log_to_stderr(level: Level) -> None:
-    """Log plain lines to the error stream."""
+def log_to_stderr(level: Level, form: LogForm) -> None:
+    """Log to the error stream, a line for each record."""
     logging.basicConfig(
         stream=sys.stderr,
         level=level.name,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         force=True,
     )
+    if form is LogForm.JSON:
+        logging.getLogger().handlers[0].setFormatter(JsonLines())

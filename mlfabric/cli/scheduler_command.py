@@ -67,12 +67,13 @@ def scheduler(
         bool, typer.Option("--standby", help="Load everything, then serve from a line on standard input on.")
     ] = False,
     log_level: opt.LogLevel = opt.Level.INFO,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     config: opt.Config = None,
 ) -> None:
     """Decide for every transfer when, to whom and whether."""
     from mlfabric.scheduler.runner import SchedulerOptions, SchedulerRunner
 
-    opt.log_to_stderr(log_level)
+    opt.log_to_stderr(log_level, log_format)
     runner = SchedulerRunner(
         SchedulerOptions(
             bind=bind,
@@ -147,6 +148,7 @@ def monitor(
     ] = "0",
     down: Annotated[str, typer.Option(envvar="MLFABRIC_DOWN", help="The same, incoming.")] = "0",
     log_level: opt.LogLevel = opt.Level.INFO,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     config: opt.Config = None,
 ) -> None:
     """Estimate what links carry and tell the scheduler.
@@ -155,7 +157,7 @@ def monitor(
     """
     from mlfabric.monitor.service import MonitorConfig, MonitorService
 
-    opt.log_to_stderr(log_level)
+    opt.log_to_stderr(log_level, log_format)
     settings = MonitorConfig(
         scheduler=scheduler,
         name=name,

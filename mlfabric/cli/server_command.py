@@ -81,6 +81,7 @@ def server(
     receive_budget: ReceiveBudget = "1Gi",
     weight_copies: WeightCopies = 16,
     log_level: opt.LogLevel = opt.Level.INFO,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     config: opt.Config = None,
 ) -> None:
     """Hold models and apply updates in the scheduler's order.
@@ -92,7 +93,7 @@ def server(
     from mlfabric.server.service import ServerOptions, ServerService
     from mlfabric.telemetry import ServerMetrics
 
-    opt.log_to_stderr(log_level)
+    opt.log_to_stderr(log_level, log_format)
     tcp = data_channel(
         bind, advertise, data_ports, up, down, most_connections, Security.of(tls, "server", insecure=insecure)
     )

@@ -63,6 +63,7 @@ def up(
     show: flag.Open = False,
     history: flag.History = None,
     log_level: opt.LogLevel = opt.Level.INFO,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
     config: opt.Config = None,
@@ -94,6 +95,7 @@ def up(
         tls=tls,
         insecure=insecure,
         log_level=log_level.value,
+        log_format=log_format.value,
         config=config,
     )
     raise typer.Exit(_keep_fabric(options, show))
@@ -160,6 +162,7 @@ def run(
     show: flag.Open = False,
     history: flag.History = None,
     log_level: opt.LogLevel = opt.Level.WARNING,
+    log_format: opt.LogFormat = opt.LogForm.TEXT,
     tls: opt.Tls = None,
     insecure: opt.Insecure = False,
     config: opt.Config = None,
@@ -198,6 +201,7 @@ def run(
         tls=tls,
         insecure=insecure,
         log_level=log_level.value,
+        log_format=log_format.value,
         config=config,
     )
     options = _spread(options, ranks) if host_per_worker else options

@@ -58,7 +58,7 @@ class FabricOptions:
             free one for the scheduler, and none for the others.
         tls: folder of certificates for all roles; None for plain connections.
         insecure: plain connections may leave this machine.
-        log_level: of all services.
+        log_level, log_format: of all services.
         config: settings file that the services read too.
     """
 
@@ -84,6 +84,7 @@ class FabricOptions:
     tls: Path | None = None
     insecure: bool = False
     log_level: str = "info"
+    log_format: str = "text"
     config: Path | None = None
 
     def __post_init__(self) -> None:
@@ -175,6 +176,7 @@ def _common(options: FabricOptions) -> tuple[str, ...]:
         advertise=options.advertised,
         tls=options.tls,
         log_level=options.log_level,
+        log_format=options.log_format,
         config=options.config,
     )
     return (*flags, *(("--insecure",) if options.insecure else ()))

@@ -46,6 +46,7 @@ from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import add_history, describe
 from mlfabric.security import Identity
 from mlfabric.security.tokens import new_token, same_token, token_at
+from mlfabric.telemetry.log_lines import about
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, session_pb2
 
 __all__ = ["FabricService"]
@@ -173,6 +174,8 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         """Hand an event to the state machine, pass on what follows, plan at the end of this turn."""
         with self._ending():
             instructions = self._meter.handle(self._state, event, clock.monotonic_ns())
+            if self._log.isEnabledFor(logging.DEBUG):
+                self._log_decisions(instructions)
             self._post(instructions)
         if not self._settling:
             self._settling = True
@@ -231,6 +234,10 @@ class FabricService(fabric_pb2_grpc.FabricServiceServicer):
         for seat in self._seats.values():
             seat.close()
         self._jobs.recall()
+
+    def _log_decisions(self, instructions: Iterable[Instruction]) -> None:
+        for told in instructions:
+            self._log.debug("%s: %s: %s", told.to, type(told).__name__, told.reason, extra=about(told))
 
     def _log_what_is_torn(self) -> None:
         for name, whole in self._state.wholes.items():

@@ -47,6 +47,7 @@ from mlfabric.shell.kept_numbers import keep_number, last_number
 from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
 from mlfabric.shell.session import nothing
 from mlfabric.telemetry import ServerMetrics
+from mlfabric.telemetry.log_lines import about
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
 __all__ = ["HoldingOptions", "ServerOptions", "ServerService"]
@@ -317,6 +318,7 @@ class ServerService:
         self._passed(event.model, event.commits[-1].version.number)
         for commit in event.commits:
             self._metrics.commit(event.model, commit)
+            log.debug("%s is committed as version %s", commit.update, commit.version.number, extra=about(commit))
         self.callbacks.committed(event.model, self._stores.store(event.model), event.commits)
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:

@@ -18,7 +18,6 @@ from mlfabric.fail_stop import Failed
 from mlfabric.model.samples import Samples
 from mlfabric.model.specs import Member, ModelSpec
 from mlfabric.protocol import (
-    Committed,
     Dropped,
     DropReason,
     Fetch,
@@ -35,6 +34,7 @@ from mlfabric.protocol import (
     UpdateKind,
 )
 from mlfabric.telemetry import WorkerMetrics
+from mlfabric.telemetry.log_lines import about
 from mlfabric.worker_daemon import actions as act
 from mlfabric.worker_daemon.data_attempts import Growth, Parcel, Transfers
 from mlfabric.worker_daemon.kept_bytes import Kept
@@ -166,6 +166,7 @@ class ServerCalls:
             return update, handle
         parts = self._shards.parcels(parcel)
         self._pushes[update] = _OpenPush(parcel, parts, handle, clock.monotonic_s())
+        log.debug("%s is pushed", update, extra={"update": str(update)})
         for i, (part, name) in enumerate(zip(parts, self._shards.names, strict=True)):
             request = PushRequested(
                 update=update._replace(counter=update.counter + i),
@@ -260,8 +261,7 @@ class ServerCalls:
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)
         self._metrics.settled(action.outcome, clock.monotonic_s() - push.since_s)
-        if not isinstance(action.outcome, Committed):
-            log.debug("%s: %s (%s)", action.update, action.outcome, action.reason)
+        log.debug("%s: %s (%s)", action.update, action.outcome, action.reason, extra=about(action))
         if push.parcel is not self._initial:
             pushed_ns, settled_ns = round(push.since_s * 1e9), clock.monotonic_ns()
             self._observe(

@@ -1,0 +1,43 @@
+"""Log lines for programs: one JSON object each, with the ids of what a line is about.
+
+An update, get or round has one id everywhere, so all lines of its way, from push to commit, are found by it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+__all__ = ["JsonLines", "about"]
+
+_ABOUT = ("update", "updates", "transfer", "get", "reduce", "round", "model")
+"""What a line may be about."""
+
+
+class JsonLines(logging.Formatter):
+    """Makes JSON of log records: time (ISO 8601, UTC), level, logger, message, and what ``about`` gave."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        found = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **{name: record.__dict__[name] for name in _ABOUT if name in record.__dict__},
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+def about(subject: object) -> dict[str, object]:
+    """Return the ids of what an event or an instruction is about, for a log call's ``extra``."""
+    found = {name: getattr(subject, name, None) for name in _ABOUT}
+    members = getattr(subject, "members", ())
+    updates = [str(member.update) for member in members if hasattr(member, "update")]
+    return {
+        **{name: one if isinstance(one, str) else str(one) for name, one in found.items() if one is not None},
+        **({"updates": updates} if updates else {}),
+    }
