@@ -112,9 +112,9 @@ def test_an_installation_that_broke_off_is_taken_up_again(newcomer: Newcomer):
 def test_root_is_told_of_a_system_package_before_it_is_installed(newcomer: Newcomer):
     code, out, calls = newcomer.make("setup", user_id=0)
     assert code == 0, out
-    assert [call for call in calls if "apt-get install" in call and "prometheus" in call]
-    assert "as root: the system package 'prometheus' by apt-get" in newcomer.shown_before_apt_get()
-    assert "SYSTEM_PACKAGES=no leaves it out" in out
+    assert [call for call in calls if "apt-get install" in call and "prometheus chromium" in call]
+    assert "as root: the system packages prometheus chromium by apt-get" in newcomer.shown_before_apt_get()
+    assert "SYSTEM_PACKAGES=no leaves them out" in out
 
 
 @pytest.mark.parametrize("asked", [{"user_id": 0, "SYSTEM_PACKAGES": "no"}, {"user_id": 1000}])
@@ -122,7 +122,7 @@ def test_no_system_package_is_installed_unasked(newcomer: Newcomer, asked):
     code, out, calls = newcomer.make("setup", **asked)
     assert code == 0, out
     assert not [call for call in calls if call.startswith("apt-get")]
-    assert "the tests that need it will be skipped" in out
+    assert "Debian's packages prometheus chromium; the tests that need them will be skipped" in out
 
 
 @pytest.mark.parametrize("target", ["demo", "setup"])
