@@ -96,7 +96,10 @@ Advertise = Annotated[
 MetricsPort = Annotated[
     int | None,
     typer.Option(
-        envvar="MLFABRIC_METRICS_PORT", min=0, max=65535, help="Port of /metrics; 0 any free one, none without it."
+        envvar="MLFABRIC_METRICS_PORT",
+        min=0,
+        max=65535,
+        help="Port of /metrics, and of the scheduler's status page; 0 any free one, none without it.",
     ),
 ]
 DataPorts = Annotated[

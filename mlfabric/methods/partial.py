@@ -29,7 +29,8 @@ class Partial:
     def __init__(self, spec: ModelSpec) -> None:
         options = spec.rounds or RoundOptions()
         self._model, self._quorum, self._full_every = spec.name, options.quorum, options.full_every
-        self.most_waiting = self.delay_bound = self._full_every
+        self.most_waiting = self._full_every
+        self.delay_bound = 2 * self._full_every + 1  # of workers that do not wait; of others half as many
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Begin with the quorum, and now and then with everybody."""

@@ -22,7 +22,6 @@ from mlfabric.protocol import (
     GetId,
     Instruction,
     MemberEvent,
-    MemberJoined,
     MemberLeft,
     MemberLost,
     MemberSilent,
@@ -41,6 +40,7 @@ from mlfabric.protocol import (
     TransferEnd,
     TransferEnded,
     UpdateId,
+    Welcome,
 )
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.telemetry.history import Entry, History
@@ -184,8 +184,6 @@ class Journal:
                 peer, since_ns = self._states.pop(worker)
                 took = f"{(now_ns - since_ns) / 1e9:.2f} s"
                 yield self._note(now_ns, worker, f"has version {event.version} of {event.model} from {peer}, in {took}")
-            case MemberJoined():
-                yield self._note(now_ns, event.member.name, f"joined as {event.member.role.value}")
             case MemberLeft():
                 yield self._note(now_ns, event.name, f"left: {event.detail}" if event.detail else "left")
             case MemberSilent():
@@ -230,6 +228,8 @@ class Journal:
                 yield self._note(now_ns, instruction.to, refused, is_warning=True)
             case FetchState():
                 self._states[instruction.to] = instruction.peer.worker, now_ns
+            case Welcome(to=name):
+                yield self._note(now_ns, name, f"joined as {state.context.members[name].member.role.value}")
             case SetThreshold():
                 yield self._note(now_ns, instruction.to, f"stops its steps early: {instruction.reason}")
 

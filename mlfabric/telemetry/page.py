@@ -25,6 +25,7 @@ SILENCE_S = 30.0
 LOOK_S = 5.0
 MOST_CONNECTIONS = 64
 END_S = 0.5
+ACCEPT_AGAIN_S = 0.5
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -121,7 +122,11 @@ class MetricsPage:
         """Take connections in; refuse those that are too many."""
         loop, beginning = asyncio.get_running_loop(), set[asyncio.Task[None]]()
         while True:
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # as many files are open as may be: a page must not end for that
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
             if len(pages.connections) + len(beginning) >= MOST_CONNECTIONS:
                 with closing(connection), suppress(OSError):
                     connection.send(TOO_MANY if tls is None else b"")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from mlfabric.protocol import (
 from mlfabric.scheduler.journal import Journal
 from mlfabric.telemetry.history import Entry, History
 
-from .stage import LAYOUT, MS, Stage, committed, ended, get, push, update
+from .stage import LAYOUT, MS, SPEC, Stage, committed, ended, get, push, update
 from .test_rounds import asks
 from .test_step_rounds import JOB
 
@@ -186,6 +187,11 @@ def test_members_that_come_fall_silent_and_go_are_noted(stage) -> None:
     assert stage.notes("a") == ["joined as worker", "is silent: its connection broke"]
     assert stage.notes("b") == ["joined as worker", "left: done"]
     assert [entry["warning"] for entry in stage.entries("note") if entry["about"] == "a"] == [False, True]
+
+
+def test_who_is_refused_has_not_joined(stage) -> None:
+    stage.worker("c", spec=replace(SPEC, tau_max=9))
+    assert stage.notes("c") == []
 
 
 def test_old_entries_are_forgotten_and_readers_get_what_is_new_to_them() -> None:

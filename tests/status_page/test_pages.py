@@ -251,7 +251,9 @@ def test_stopping_ends_the_streams():
     with served.get("/events") as stream:
         next(_events(stream))
         served.stop()
-        assert stream.read() is not None
+        stream.read()  # it ends
+    with pytest.raises(ConnectionRefusedError):
+        served.connected()
 
 
 def test_where_there_is_a_token_only_who_has_it_may_look():
