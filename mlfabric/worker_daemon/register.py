@@ -280,8 +280,8 @@ def wrap(
         tau_max: elastic, local-sgd, diloco: how many rounds may be settled between the model that a gradient was
             computed from and its own round, 2 unless given; a gradient beyond that is dropped. Else as for
             :func:`register_as_worker`.
-        at_least: elastic, local-sgd, diloco: the share of the workers that make a round at the least, 0.5 unless given;
-            1.0 waits for all.
+        at_least: elastic, local-sgd, diloco: the share of the workers that make a round at the least; unless given 0.5
+            with elastic, else 0.75; 1.0 waits for all.
         quorum: partial: ``"solo"``, ``"majority"`` (unless given), ``"full"``, ``"auto"``, or a number of workers; see
             ``RoundOptions``.
         full_every: partial: after so many rounds without some, 32 unless given, one waits for all.

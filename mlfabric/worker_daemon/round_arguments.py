@@ -32,6 +32,9 @@ _BELONGS: Mapping[str, tuple[Method, ...]] = {
 """Options that not all methods have."""
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
+_LEAST_OF_MOVEMENTS = 0.75
+"""``at_least`` of local SGD and DiLoCo. An outer step counts in full however few are in its round, and DiLoCo's momentum
+carries it on, so models swing where rounds have half of the workers and these begun before the last one."""
 
 
 def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | None:
@@ -57,6 +60,8 @@ def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | No
     chosen: dict[str, Any] = {} if given["tau_max"] is None else {"tau_max": given["tau_max"]}
     if given["at_least"] is not None:
         chosen["at_least"] = number_of("at_least", given["at_least"])
+    elif method in (Method.LOCAL_SGD, Method.DILOCO):
+        chosen["at_least"] = _LEAST_OF_MOVEMENTS
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
     if given["wait"] is not None:

@@ -8,6 +8,25 @@ import pytest
 import torch
 
 import mlfabric
+from mlfabric.model.specs import Method
+from mlfabric.worker_daemon.round_arguments import round_options
+
+GIVEN = dict.fromkeys(
+    (
+        "at_least",
+        "tau_max",
+        "quorum",
+        "full_every",
+        "wait",
+        "average_every",
+        "mixing",
+        "inner_steps",
+        "outer",
+        "momentum_at",
+        "overlap",
+    )
+) | {"slack": 0, "servers": 1}
+"""What ``wrap`` has of rounds if nothing is said."""
 
 
 def wrapped(optimizer: Any = torch.optim.SGD, **options: Any) -> Any:
@@ -74,3 +93,11 @@ def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
 def test_these_methods_are_wrapped_and_not_registered(method: str) -> None:
     with pytest.raises(mlfabric.UsageError, match=f"register_as_worker with method {method}; allowed: .*wrap"):
         mlfabric.register_as_worker(torch.nn.Linear(2, 1), method=method)
+
+
+def test_a_round_of_movements_has_three_quarters_of_the_workers_unless_another_share_is_given():
+    shares = {method: round_options(method, GIVEN) for method in (Method.ELASTIC, Method.LOCAL_SGD, Method.DILOCO)}
+    assert [options.at_least for options in shares.values() if options] == [0.5, 0.75, 0.75]
+    given = round_options(Method.DILOCO, GIVEN | {"at_least": 0.4})
+    assert given is not None
+    assert given.at_least == 0.4
