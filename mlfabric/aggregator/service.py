@@ -12,6 +12,7 @@ from mlfabric.aggregator import actions as act
 from mlfabric.aggregator.aggregator_connections import Connections
 from mlfabric.aggregator.buffers import Buffers
 from mlfabric.aggregator.outgoing_sums import Outgoing
+from mlfabric.aggregator.spans import moments
 from mlfabric.aggregator.state import AggregatorState
 from mlfabric.channels import TcpChannel
 from mlfabric.errors import UsageError
@@ -29,6 +30,7 @@ from mlfabric.shell.driving import Driver
 from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
 from mlfabric.shell.session import nothing
 from mlfabric.telemetry import AggregatorMetrics
+from mlfabric.telemetry.otlp import tracer_of
 from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
@@ -70,7 +72,9 @@ class AggregatorService:
         self._metrics = metrics
         budget = options.memory_budget_bytes or DEFAULT_BUDGET_BYTES
         self._state = AggregatorState(options.name, budget)
-        self._driver = Driver[act.AggregatorEvent, act.Action](self._state, self._do)
+        self._tracer = tracer_of("aggregator", options.name, moments)
+        see = self._tracer.see if self._tracer else None
+        self._driver = Driver[act.AggregatorEvent, act.Action](self._state, self._do, see)
         self._buffers = Buffers()
         self._channel = TcpChannel(options.tcp)
         duties = MemberDuties(
@@ -124,6 +128,8 @@ class AggregatorService:
             await self._outgoing.close()
             await self._channel.close()
             self._driver.close()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
 
     async def _register(
         self, stub: fabric_pb2_grpc.FabricServiceAsyncStub, member: types_pb2.Member

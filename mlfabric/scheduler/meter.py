@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from mlfabric import clock
@@ -53,15 +54,23 @@ class Meter:
         metrics: where figures go.
         software_version: shown on the status.
         journal: where it is written down what was decided; None where nobody reads that.
+        see: is shown each event, and then what was decided; None shows nobody.
 
     Attributes:
         reduced_bytes: size of the tensor of each AllReduce job's last round.
         page: address of the status page; "" if there is none.
     """
 
-    def __init__(self, metrics: SchedulerMetrics, software_version: str, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        metrics: SchedulerMetrics,
+        software_version: str,
+        journal: Journal | None = None,
+        see: Callable[[MemberEvent | Instruction], None] | None = None,
+    ) -> None:
         self.metrics = metrics
         self.journal = journal
+        self._see = see
         self.software_version = software_version
         self.reduced_bytes: dict[str, int] = {}
         self.page = ""
@@ -98,6 +107,9 @@ class Meter:
                 self._round(state, instruction, now_ns)
         if self.journal is not None:
             self.journal.observe(state, event, instructions, now_ns)
+        if self._see is not None:
+            for seen in (event, *instructions):
+                self._see(seen)
         return instructions
 
     def _round(self, state: SchedulerState, instruction: Reduce | ReduceSettled | CancelReduce, now_ns: int) -> None:

@@ -29,6 +29,7 @@ from mlfabric.scheduler.members.pulse_socket import Datagrams, listen_for_pulses
 from mlfabric.scheduler.meter import Meter
 from mlfabric.scheduler.planner_warmup import warm_planner
 from mlfabric.scheduler.service import FabricService
+from mlfabric.scheduler.spans import moments
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.scheduler.status import describe
 from mlfabric.security import LOOPBACK, Security, is_loopback
@@ -38,6 +39,7 @@ from mlfabric.shell.kept_numbers import next_number
 from mlfabric.status_page import StatusPages
 from mlfabric.telemetry import MetricsPage, SchedulerMetrics
 from mlfabric.telemetry.history import Entry, History
+from mlfabric.telemetry.otlp import tracer_of
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.version import __version__
 from mlfabric.wire.plain import as_plain
@@ -179,7 +181,8 @@ class SchedulerRunner:
         self._history = History(folder=options.history)
         has_readers = options.metrics_port is not None or options.history is not None
         journal = Journal(self._history) if has_readers else None
-        self._meter = Meter(SchedulerMetrics(), __version__, journal)
+        self._tracer = tracer_of("scheduler", "scheduler", moments)
+        self._meter = Meter(SchedulerMetrics(), __version__, journal, self._tracer.see if self._tracer else None)
         self._state: SchedulerState
 
     def _renew(self, seen: int = 0) -> SchedulerState:
@@ -274,6 +277,8 @@ class SchedulerRunner:
                 page.stop()
             self._record()
             self._history.close()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
 
     def _add_standard_services(self, server: grpc.aio.Server) -> health.aio.HealthServicer:
         status = health.aio.HealthServicer()

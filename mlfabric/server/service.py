@@ -40,6 +40,7 @@ from mlfabric.server.milestones import Milestones
 from mlfabric.server.resume import extra_of, resume
 from mlfabric.server.seeds import SeedSender
 from mlfabric.server.server_connections import Connections
+from mlfabric.server.spans import moments
 from mlfabric.server.state import ServerState
 from mlfabric.server.stores import Saving, Stores
 from mlfabric.shell.driving import Driver
@@ -48,6 +49,7 @@ from mlfabric.shell.member_shell import MemberDuties, MemberOptions, MemberShell
 from mlfabric.shell.session import nothing
 from mlfabric.telemetry import ServerMetrics
 from mlfabric.telemetry.log_lines import about
+from mlfabric.telemetry.otlp import tracer_of
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc, types_pb2
 
 __all__ = ["HoldingOptions", "ServerOptions", "ServerService"]
@@ -125,7 +127,9 @@ class ServerService:
         budget = options.receive_budget_bytes or 1 << 30
         config = ServerConfig(name=options.name, receive_budget_bytes=budget, weight_copies=options.weight_copies)
         self._state = ServerState(config, [h for h, _ in held])
-        self._driver = Driver[act.ServerEvent, act.Action](self._state, self._do)
+        self._tracer = tracer_of("server", options.name, moments)
+        see = self._tracer.see if self._tracer else None
+        self._driver = Driver[act.ServerEvent, act.Action](self._state, self._do, see)
         saving = Saving(directory=checkpoints, extra=self._extra) if checkpoints else None
         self._stores = Stores(self._driver.take_in, saving)
         for holds, store in held:
@@ -206,6 +210,8 @@ class ServerService:
             await self._stores.close()
             self._log.close()
             self._driver.close()
+            if self._tracer is not None:
+                await asyncio.to_thread(self._tracer.close)
 
     def _note_epochs(self) -> None:
         """Keep the server epochs that began beside the checkpoints: who resumes from older ones shows them."""

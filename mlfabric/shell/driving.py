@@ -43,15 +43,22 @@ class Driver(Generic[InT, OutT]):
     Args:
         state: the state machine; nobody else may change it.
         do: carries out an action.
+        see: is shown each event before it is handled, and each action before it is carried out.
 
     Attributes:
         failure: why it takes in nothing more, if so.
     """
 
-    def __init__(self, state: StateMachine[InT | Tick, OutT], do: Callable[[OutT], None]) -> None:
+    def __init__(
+        self,
+        state: StateMachine[InT | Tick, OutT],
+        do: Callable[[OutT], None],
+        see: Callable[[InT | Tick | OutT], None] | None = None,
+    ) -> None:
         self.failure = FailStop()
         self._state = state
         self._do = do
+        self._see = see
         self._queue: deque[InT | Tick] = deque()
         self._draining = False
         self._timer: asyncio.TimerHandle | None = None
@@ -72,13 +79,18 @@ class Driver(Generic[InT, OutT]):
 
     def _drain(self) -> None:
         while self._queue and self.failure.error is None:
-            for action in self._state.handle(self._queue.popleft(), clock.monotonic_ns()):
+            event = self._queue.popleft()
+            if self._see is not None:
+                self._see(event)
+            for action in self._state.handle(event, clock.monotonic_ns()):
                 self._carry_out(action)
         if self.failure.error is None:
             self._set_timer()
 
     def _carry_out(self, action: OutT) -> None:
         try:
+            if self._see is not None:
+                self._see(action)
             self._do(action)
         except Exception as error:
             error.add_note(f"while it carried out {type(action).__name__}")

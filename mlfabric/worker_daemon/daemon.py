@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from mlfabric.protocol import (
     ReduceRequested,
     Replicate,
     Resume,
+    RoundId,
     SetThreshold,
     StepsTimed,
     Welcome,
@@ -39,6 +40,7 @@ from mlfabric.shell.reporting import TransferReporter
 from mlfabric.shell.scheduler_link import SchedulerLink
 from mlfabric.shell.session import SchedulerSession, SessionCallbacks
 from mlfabric.telemetry import WorkerMetrics
+from mlfabric.telemetry.spans import Tracer
 from mlfabric.transfer.add_kernels import load as load_kernels
 from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 from mlfabric.worker_daemon import actions as act
@@ -50,6 +52,7 @@ from mlfabric.worker_daemon.reductions import Reductions
 from mlfabric.worker_daemon.round_actions import ReduceAction
 from mlfabric.worker_daemon.round_inbox import RoundInbox
 from mlfabric.worker_daemon.server_calls import Listeners, ServerCalls
+from mlfabric.worker_daemon.spans import RoundTransferred
 from mlfabric.worker_daemon.state import DaemonState
 
 __all__ = ["WorkerDaemon"]
@@ -69,6 +72,7 @@ class WorkerDaemon:
         observer: told of finished transfers and settled updates, in the daemon's thread; it should be brief.
         inbox: where the results of rounds go if the worker applies them by itself.
         link: to the scheduler; None for that over the network.
+        tracer: is shown what happens and what is done; None shows nobody.
 
     ``threshold`` is the last that the scheduler has set for steps (DropCompute); None before.
     ``calls`` are those of a worker whose model servers hold: pushes, gets, draws.
@@ -84,8 +88,10 @@ class WorkerDaemon:
         observer: Observer = nobody,
         inbox: RoundInbox | None = None,
         link: SchedulerLink | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.settings = settings
+        self._see: Callable[[object], None] | None = tracer.see if tracer else None
         self._job = job
         self._observer = observer
         self.spec = spec
@@ -94,7 +100,7 @@ class WorkerDaemon:
         self._server = spec.server
         self._metrics = metrics
         self._state = DaemonState(settings.name, spec.shards, spec.name, 0 if inbox is None else inbox.together)
-        self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do)
+        self._driver = Driver[act.DaemonEvent, act.Action](self._state, self._do, self._see)
         self._channel = channel_of(settings.tcp)
         tcp = settings.tcp
         self._reporter = TransferReporter(settings.name, settings.host, tcp.up_bps, tcp.down_bps, tcp.security)
@@ -108,7 +114,7 @@ class WorkerDaemon:
         )
         listeners = Listeners(take_in=self._take_in, recorded=self._recorded, observe=self._observe)
         self.calls = ServerCalls(member, spec, initial, self._channel, metrics, listeners)
-        self._reductions = Reductions(self._channel, settings.host, self._take_in, self._metrics.transfer, inbox)
+        self._reductions = Reductions(self._channel, settings.host, self._take_in, self._recorded_in_round, inbox)
         self._reduce_count = 0
         self.threshold: SetThreshold | None = None
         self._over: BaseException | None = None
@@ -295,8 +301,15 @@ class WorkerDaemon:
             self.calls.do(action)
 
     def _observe(self, seen: Transferred | Settled) -> None:
+        if self._see is not None:
+            self._see(seen)
         with self.failure.guard("the observer"):
             self._observer(seen)
+
+    def _recorded_in_round(self, record: TransferRecord, peer: str, round_id: RoundId | None = None) -> None:
+        self._metrics.transfer(record, peer)
+        if self._see is not None and round_id is not None:
+            self._see(RoundTransferred(round=round_id, peer=peer, record=record))
 
     def _recorded(self, record: TransferRecord, peer: str) -> None:
         self._metrics.transfer(record, peer)

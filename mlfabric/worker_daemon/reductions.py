@@ -7,7 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from mlfabric import clock
 from mlfabric.channels import Channel, Connection, TransferRecord
@@ -33,6 +34,13 @@ WHOLE_LOOK_S = 0.02
 LATE = "its backward takes longer than usual"
 
 
+class Recorded(Protocol):
+    """Is told of finished transfers."""
+
+    def __call__(self, record: TransferRecord, peer: str, round_id: RoundId | None = None) -> None:
+        """Take in one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Open:
     """A tensor that is to be summed; the handle gives how many contributed, or what else became of it."""
@@ -48,7 +56,7 @@ class Reductions:
         channel: the daemon's data channel.
         host: this worker's host.
         take_in: where events for the state machine go.
-        recorded: told of every finished transfer and its other end.
+        recorded: told of every finished transfer, its other end, and the round that it was for, if any.
         inbox: where results go that the worker applies by itself; None if each goes to whom it was asked for.
     """
 
@@ -57,7 +65,7 @@ class Reductions:
         channel: Channel,
         host: str,
         take_in: Callable[[act.ReduceEvent | Failed], None],
-        recorded: Callable[[TransferRecord, str], None],
+        recorded: Recorded,
         inbox: RoundInbox | None,
     ) -> None:
         self._lines = RoundLines(channel)
@@ -197,7 +205,8 @@ class Reductions:
         """Make an attempt once nothing writes to the buffers any more."""
         if before is not None:
             await asyncio.wait((before,))
-        attempt = Attempt(plan, buffers, self._lines, self._host, self._recorded, self._segments)
+        recorded = partial(self._recorded, round_id=plan.round)
+        attempt = Attempt(plan, buffers, self._lines, self._host, recorded, self._segments)
         watch = self._tasks.spawn(self._watch(plan, attempt, buffers.growth)) if plan.planned_ns else None
         try:
             async with self._meter.watching():

@@ -33,8 +33,8 @@ _BELONGS: Mapping[str, tuple[Method, ...]] = {
 _WITH_SERVER: Mapping[str, Any] = {"momentum_at": None, "slack": 0, "servers": 1}
 """Options of methods with a server, and what they are if they are not given."""
 _LEAST_OF_MOVEMENTS = 0.75
-"""``at_least`` of local SGD and DiLoCo. An outer step counts in full however few are in its round, and DiLoCo's momentum
-carries it on, so models swing where rounds have half of the workers and these begun before the last one."""
+"""``at_least`` of local SGD and DiLoCo. An outer step counts in full however few are in its round, and DiLoCo's
+momentum carries it on: models swing where rounds have half of the workers, who began before the last one."""
 
 
 def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | None:

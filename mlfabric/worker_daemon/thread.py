@@ -29,6 +29,7 @@ from mlfabric.protocol import (
 )
 from mlfabric.shell.forking import IN_A_COPY, tell_copies
 from mlfabric.telemetry import WorkerMetrics
+from mlfabric.telemetry.otlp import tracer_of
 from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import GradientGrowth
 from mlfabric.worker_daemon.contributions import Contribution
@@ -37,6 +38,7 @@ from mlfabric.worker_daemon.data_attempts import GivenUpError, Growth, Parcel
 from mlfabric.worker_daemon.metrics_page import SharedPage
 from mlfabric.worker_daemon.observations import Observer
 from mlfabric.worker_daemon.round_inbox import RoundInbox, RoundResult
+from mlfabric.worker_daemon.spans import moments
 
 __all__ = ["CountFuture", "DrawFuture", "OutcomeFuture", "ThreadDaemon", "VersionFuture"]
 
@@ -69,12 +71,13 @@ class ThreadDaemon:
         port = settings.metrics_port
         self._page = None if port is None else SharedPage.at(settings.tcp, port)
         metrics = WorkerMetrics() if self._page is None else self._page.metrics
+        self._tracer = tracer_of("worker", settings.name, moments)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=f"mlfabric {settings.name}", daemon=True)
         self._thread.start()
 
         async def make() -> WorkerDaemon:
-            return WorkerDaemon(settings, spec, initial, metrics, job, observer, inbox)
+            return WorkerDaemon(settings, spec, initial, metrics, job, observer, inbox, tracer=self._tracer)
 
         self._daemon = self._call(make()).result()
         self._left = False
@@ -202,6 +205,8 @@ class ThreadDaemon:
         self._call(self._daemon.close(detail, drain_s)).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._page is not None:
             self._page.close()
 
