@@ -31,6 +31,7 @@ async def in_fabric(
         if announce:
             rows = [("scheduler", fabric.scheduler), *((m.name, m.address) for m in status.members)]
             rows.append(("status page", status.page))
+            rows += [("prometheus", fabric.prometheus)] if fabric.prometheus else []
             _announce(rows, fabric.scheduler, options)
         else:
             for line in (*(protection(options) if options.servers > 1 else ()), f"status page: {status.page}"):

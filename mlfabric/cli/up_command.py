@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -26,6 +29,7 @@ from mlfabric.v1 import fabric_pb2
 __all__ = ["add_to"]
 
 PROBE_S = 2.0
+USUAL_METRICS_PORT = 9400
 _FABRIC_OPTIONS = (
     *("servers", "server_up", "server_down", "aggregators"),
     *("replica_div_max", "replica_div_max_updates", "checkpoint_dir", "history"),
@@ -60,6 +64,13 @@ def up(
             help="Port of the scheduler's status page and /metrics; the other services' /metrics take the next ones.",
         ),
     ] = None,
+    with_prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--with-prometheus",
+            help="Start a Prometheus, too, which scrapes all of them; it keeps its data in --history, or not at all.",
+        ),
+    ] = False,
     show: flag.Open = False,
     history: flag.History = None,
     log_level: opt.LogLevel = opt.Level.INFO,
@@ -73,6 +84,7 @@ def up(
     Starts scheduler, servers, aggregators and monitor, and starts again what dies. Each also reads its section of the
     settings file.
     """
+    metrics_port = USUAL_METRICS_PORT if with_prometheus and metrics_port is None else metrics_port
     options = FabricOptions(
         bind=bind,
         advertised=advertise,
@@ -98,7 +110,12 @@ def up(
         log_format=log_format.value,
         config=config,
     )
-    raise typer.Exit(_keep_fabric(options, show))
+    with ExitStack() as until_the_end:
+        if with_prometheus:
+            kept = history or Path(until_the_end.enter_context(TemporaryDirectory(prefix="mlfabric-")))
+            options = replace(options, prometheus=kept / "prometheus")
+        code = _keep_fabric(options, show)
+    raise typer.Exit(code)
 
 
 def run(
@@ -307,6 +324,7 @@ def add_to(app: typer.Typer) -> None:
             "mlfabric up",
             "mlfabric up --port 0 --servers 2 --checkpoint-dir checkpoints --resume",
             "mlfabric up --server-up 800M --server-down 800M --metrics-port 9400",
+            "mlfabric up --with-prometheus",
             "mlfabric up --replica-div-max-updates 40",
             "mlfabric up --aggregators 2 --aggregator-hosts node-1,node-2",
             "mlfabric up --bind 0.0.0.0 --advertise head-node --tls certificates",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from mlfabric.launch.first_of import first_of
 from mlfabric.launch.pairs import Pair
 from mlfabric.launch.ports import check_free, free_port, is_wildcard
 from mlfabric.launch.processes import Nursery, Program
+from mlfabric.launch.prometheus import Prometheus
 from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.launch.supervisor import Start, Supervised
 from mlfabric.launch.workers import per_rank
@@ -26,6 +27,7 @@ __all__ = ["Fabric", "FabricOptions", "Service", "protection", "services", "subc
 
 SCHEDULER = "scheduler"
 REPLICATED, REPLICA = "server-0", "replica-0"
+METRICS_PORT = "--metrics-port"
 _ENVIRONMENT_PREFIX = "MLFABRIC_"
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class FabricOptions:
         history: where the scheduler writes down what its status page shows; None for nowhere.
         metrics_port: the scheduler's, which has the status page, too; the others' follow, one by one. None takes any
             free one for the scheduler, and none for the others.
+        prometheus: folder of a Prometheus that scrapes all of them; None for none.
         tls: folder of certificates for all roles; None for plain connections.
         insecure: plain connections may leave this machine.
         log_level, log_format: of all services.
@@ -81,6 +84,7 @@ class FabricOptions:
     resume: bool = False
     history: Path | None = None
     metrics_port: int | None = None
+    prometheus: Path | None = None
     tls: Path | None = None
     insecure: bool = False
     log_level: str = "info"
@@ -101,6 +105,8 @@ class FabricOptions:
         if len(hosts) not in (1, self.servers):
             wanted = f"one for all, or one for each of {self.servers}"
             raise UsageError(f"--server-host: {len(hosts)} values; allowed: {wanted}")
+        if self.prometheus is not None and not self.metrics_port:
+            raise UsageError(f"--with-prometheus with metrics_port={self.metrics_port}; allowed: a port, as 9400")
         if self.resume and self.checkpoint_dir is None:
             raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
         if is_wildcard(self.bind) and not self.advertised:
@@ -273,7 +279,16 @@ def _flags(**values: str | Path | None) -> tuple[str, ...]:
 def _metrics(first_port: int | None, place: int) -> tuple[str, ...]:
     if first_port is None:
         return ()
-    return ("--metrics-port", str(first_port + place if first_port else 0))
+    return (METRICS_PORT, str(first_port + place if first_port else 0))
+
+
+def _metrics_of(known: Iterable[Service], options: FabricOptions) -> dict[str, list[str]]:
+    """Return by role where the services' metrics are."""
+    found: dict[str, list[str]] = {}
+    for service in known:
+        port = service.arguments[service.arguments.index(METRICS_PORT) + 1]
+        found.setdefault(service.arguments[0], []).append(_dial(options, int(port)))
+    return found
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -293,7 +308,11 @@ class Fabric:
         options: see there.
 
     Raises:
-        UsageError: the scheduler's port is in use, a certificate cannot be used, or there should be some.
+        UsageError: the scheduler's port is in use, a certificate cannot be used, or there should be some; there is no
+            Prometheus and there should be.
+
+    Attributes:
+        prometheus: address of its page; "" without one.
     """
 
     def __init__(self, nursery: Nursery, options: FabricOptions) -> None:
@@ -309,6 +328,13 @@ class Fabric:
         self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]
         if options.has_replica:
             self._supervise_pair(options)
+        self.prometheus = ""
+        if options.prometheus is not None:
+            beside = Prometheus(options.prometheus, _metrics_of(self._services, options), options.tls)
+            self._supervised.append(
+                Supervised(nursery, lambda start: None if start is Start.SPARE else beside.program)
+            )
+            self.prometheus = beside.address
         advertised = options.advertised or options.bind
         self.scheduler = f"{advertised}:{self.port}"
         self._dial = _dial(options, self.port)
