@@ -30,7 +30,7 @@ def up_jobs(prometheus: str) -> list[str]:
 
 
 @pytest.mark.parametrize("has_tls", [False, True])
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is missing; on Debian: apt install prometheus")
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="on Debian: apt install prometheus")
 def test_every_service_is_scraped_and_the_alerts_are_there(
     start: Start, free_port: int, tmp_path: Path, has_tls: bool
 ) -> None:
