@@ -331,9 +331,7 @@ class Fabric:
         self.prometheus = ""
         if options.prometheus is not None:
             beside = Prometheus(options.prometheus, _metrics_of(self._services, options), options.tls)
-            self._supervised.append(
-                Supervised(nursery, lambda start: None if start is Start.SPARE else beside.program)
-            )
+            self._supervised.append(Supervised(nursery, lambda start: None if start is Start.SPARE else beside.program))
             self.prometheus = beside.address
         advertised = options.advertised or options.bind
         self.scheduler = f"{advertised}:{self.port}"
