@@ -19,8 +19,10 @@ from mlfabric.model.specs import Role
 from mlfabric.protocol import job_name
 from mlfabric.security import Security
 
-__all__ = ["DEFAULT_SCHEDULER", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
+__all__ = ["DEFAULT_SCHEDULER", "LOG_FORMATS", "LOG_LEVELS", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
 
+LOG_FORMATS = ("text", "json")
+LOG_LEVELS = ("debug", "info", "warning", "error")
 DEFAULT_SCHEDULER = "127.0.0.1:50061"
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SWITCH = {"0": False, "false": False, "1": True, "true": True}
@@ -99,6 +101,8 @@ class WorkerSettings:
         job: identity of the job that this worker is of, see ``mlfabric.protocol.jobs``; "" if it has none.
         job_workers: how many workers the job has, >= 1: none of them comes too late for its model.
         resume: the job goes on with what a former one has left, unless the script says something else.
+        json_log: the level, as "info", from which on log lines go to the error stream as JSON; "" leaves log lines to
+            the script's own logging.
     """
 
     scheduler: str = DEFAULT_SCHEDULER
@@ -111,6 +115,7 @@ class WorkerSettings:
     job: str = ""
     job_workers: int = 1
     resume: bool = False
+    json_log: str = ""
 
     def within_job(self, name: str) -> str:
         """Return the name in the fabric of what is called this within the job: a worker, or a model."""
@@ -121,7 +126,7 @@ class WorkerSettings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> WorkerSettings:
         """Read ``MLFABRIC_SCHEDULER``, ``_NAME``, ``_HOST``, ``_BIND``, ``_ADVERTISE``, ``_DATA_PORTS``, ``_UP``,
         ``_DOWN``, ``_MOST_CONNECTIONS``, ``_METRICS_PORT``, ``_WORKERS``, ``_JOB``, ``_RESUME``,
-        ``_DRAIN_ON_SIGTERM``, ``_TLS`` and ``_INSECURE``.
+        ``_DRAIN_ON_SIGTERM``, ``_LOG_FORMAT``, ``_LOG_LEVEL``, ``_TLS`` and ``_INSECURE``.
 
         The name defaults to ``worker-`` and torchrun's ``RANK`` (0 without one); job and its workers to torchrun's
         ``TORCHELASTIC_RUN_ID`` and ``WORLD_SIZE``.
@@ -151,8 +156,18 @@ class WorkerSettings:
             drain_on_sigterm=_switch(env, "MLFABRIC_DRAIN_ON_SIGTERM", unless_given=True),
             job=env.get("MLFABRIC_JOB", "") or _torchrun_job(env),
             resume=_switch(env, "MLFABRIC_RESUME", unless_given=False),
+            json_log=_json_log(env),
             job_workers=max(1, int(workers or _digits(env.get("WORLD_SIZE", "")))),
         )
+
+
+def _json_log(env: Mapping[str, str]) -> str:
+    """Return the level of log lines as JSON; "" if these are text, which is the script's business."""
+    form, level = env.get("MLFABRIC_LOG_FORMAT") or LOG_FORMATS[0], env.get("MLFABRIC_LOG_LEVEL") or "warning"
+    for name, value, allowed in (("_LOG_FORMAT", form, LOG_FORMATS), ("_LOG_LEVEL", level, LOG_LEVELS)):
+        if value.lower() not in allowed:
+            raise ConfigError(f"MLFABRIC{name}={value!r}; allowed: {', '.join(allowed)}")
+    return level.lower() if form.lower() == LOG_FORMATS[1] else ""
 
 
 def _torchrun_job(env: Mapping[str, str]) -> str:

@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import mlfabric
+from mlfabric.cli import fabric_flags as flag
 from mlfabric.cli import options as opt
 from mlfabric.cli.bench_settings import settings_of
 from mlfabric.cli.json_files import check_writable, write_json
@@ -127,6 +128,7 @@ def demo(
         Path, typer.Option(envvar="MLFABRIC_REPORT", help="Folder for the results; made if it is not there.")
     ] = Path("demo-report"),
     seed: Annotated[int, typer.Option(envvar="MLFABRIC_SEED", help="Of data, weights and stragglers.")] = 0,
+    show: flag.Open = False,
 ) -> None:
     """Train with stragglers; compare elastic rounds with a ring."""
     try:
@@ -137,7 +139,7 @@ def demo(
                 "this installation has no demonstration; install a release that has mlfabric.demo"
             ) from error
         raise UsageError(f"the demonstration needs {error.name}; pip install 'mlfabric[demo]'") from error
-    raise typer.Exit(module.run(report, seed))
+    raise typer.Exit(module.run(report, seed, shows=show))
 
 
 def add_to(app: typer.Typer) -> None:

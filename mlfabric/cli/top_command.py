@@ -7,6 +7,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from statistics import median
 from typing import Annotated, Any
 
 import typer
@@ -25,10 +26,11 @@ __all__ = ["add_to", "top_view"]
 
 Entry = Mapping[str, Any]
 MOST_KEPT = 5000
-ROUNDS_SHOWN, NOTES_SHOWN = 6, 6
+ROUNDS_SHOWN, NOTES_SHOWN, LINKS_SHOWN = 6, 6, 6
 NAME_WIDTH, LEAST_BAR_WIDTH = 16, 20
 _COLOURS = {"settled": "blue", "committed": "blue", "served": "green", "dropped": "yellow", "": "bright_black"}
 _BROKEN = "red"
+_COLUMNS = " ▁▂▃▄▅▆▇█"
 
 
 def top(
@@ -41,8 +43,8 @@ def top(
     """Show live what the fabric does, until Ctrl-C.
 
     A timeline of transfers and rounds (blue: in the model, green: model fetched, yellow: dropped, red: void or broken,
-    grey: under way), what members wait for, the last rounds and decisions with their reasons. Where the output is no
-    terminal it is shown once.
+    grey: under way), what members wait for, delays and divergence with their bounds, the slowest links, the last rounds
+    and decisions with their reasons. Where the output is no terminal it is shown once.
     """
     asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
     asyncio.run(_watch(asker, span, every))
@@ -87,10 +89,13 @@ def top_view(
         Text(f"members: {here or 'none'}; {models or 'no model yet'}", style="bold"),
         _timeline(status, [*over, *map(json.loads, status.open)], span_s, max(LEAST_BAR_WIDTH, width - NAME_WIDTH - 1)),
         _members(status),
+        _models(status, over),
     ]
     rounds = [entry for entry in over if entry["kind"] == "round"][-ROUNDS_SHOWN:]
     if rounds:
         parts += [_rounds(reversed(rounds))]
+    if status.links:
+        parts += [_links(status)]
     notes = islice((note for entry in reversed(over) for note in _notes(entry)), NOTES_SHOWN)
     return Group(*parts, Text("Last decisions", style="bold"), *(Text(note, overflow="ellipsis") for note in notes))
 
@@ -144,6 +149,54 @@ def _warned(worker: fabric_pb2.WorkerStatus | None) -> str:
 def _tally(tallies: Mapping[str, fabric_pb2.WorkerStatus], name: str) -> tuple[str, str]:
     found = tallies.get(name)
     return ("", "") if found is None else (str(found.committed), f"{found.dropped} ({found.dropped_share:.0%})")
+
+
+def _models(status: fabric_pb2.GetStatusResponse, over: Iterable[Entry]) -> Table:
+    delays: dict[str, list[int]] = {model.name: [] for model in status.models}
+    for entry in over:
+        if entry.get("outcome") in ("settled", "committed") and entry["model"] in delays:
+            delays[entry["model"]] += entry["delays"].values() if entry["kind"] == "round" else [entry["delay"]]
+    columns = ("name", "version>", "delay median>", "most>", "bound>", "0 1 2 ...", "its replica is behind")
+    rows = [(m.name, str(m.version.number), *_late(delays[m.name], m.tau_max), _behind(m)) for m in status.models]
+    return tables.table("Models", columns, rows)
+
+
+def _late(delays: list[int], bound: int) -> tuple[str, str, str, str]:
+    """Return the median, the most, the bound, and how often each delay came, as columns."""
+    counts = Counter(delays)
+    if not counts:
+        return "-", "-", str(bound), ""
+    most, high = max(counts), max(counts.values())
+    drawn = "".join(_COLUMNS[-(-counts[at] * (len(_COLUMNS) - 1) // high)] for at in range(most + 1))
+    return f"{median(delays):g}", str(most), str(bound), drawn
+
+
+def _behind(model: fabric_pb2.ModelStatus) -> str:
+    if not model.HasField("replica_lead"):
+        return ""
+    updates = f"{model.replica_lead} updates" + (
+        f" of {model.replica_lead_max}" if model.HasField("replica_lead_max") else ""
+    )
+    distance = f", l2 {model.divergence:.3g}" + (
+        f" of {model.divergence_max:.3g}" if model.HasField("divergence_max") else ""
+    )
+    return updates + distance
+
+
+def _links(status: fabric_pb2.GetStatusResponse) -> Table:
+    """Return the slowest links; those below half of the usual rate are marked."""
+    usual = median(link.estimate_bps for link in status.links)
+    slowest = sorted(status.links, key=lambda link: link.estimate_bps)[:LINKS_SHOWN]
+    rows = [
+        (
+            link.host,
+            "up" if link.up else "down",
+            Text(tables.rate_text(link.estimate_bps), "red" if link.estimate_bps < usual / 2 else ""),
+            "slow" if link.estimate_bps < usual / 2 else "",
+        )
+        for link in slowest
+    ]
+    return tables.table(f"Slowest of {len(status.links)} links", ("host", "direction", "rate>", ""), rows)
 
 
 def _rounds(rounds: Iterable[Entry]) -> Table:

@@ -201,6 +201,7 @@ def run(
         insecure=insecure,
         job=job,
         resume=resume,
+        json_log=log_level.name.lower() if log_format is opt.LogForm.JSON else "",
     )
     host, port = split_address(scheduler)
     options = FabricOptions(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import sys
+import webbrowser
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +103,12 @@ def launched(work: Work, folder: Path) -> int:
 
 
 async def run_scenario(
-    nursery: Nursery, folder: Path, look: Look, told: Told, beside: Beside | None = None
+    nursery: Nursery, folder: Path, look: Look, told: Told, beside: Beside | None = None, *, shows: bool = False
 ) -> tuple[Counted, Verdict]:
     """Run the scenario in ``folder``: train through a fabric, evaluate, train alone.
+
+    Args:
+        shows: open the status page in a browser.
 
     Raises:
         FabricError: a process failed; says which, and shows its last lines.
@@ -124,7 +128,8 @@ async def run_scenario(
 
     async def work(fabric: Fabric) -> Counted:
         page = await ready(fabric, folder)
-        told(f"what happens, in a browser: {page}")
+        is_shown = shows and webbrowser.open(page)
+        told(f"what happens, in {'your' if is_shown else 'a'} browser: {page}")
         told(f"training with {scenario.workers} workers")
         others = () if beside is None else (beside(fabric.scheduler),)
         await first_of(_train(nursery, fabric.scheduler, scenario, folder), _looking(look), *others)

@@ -32,7 +32,7 @@ EXIT_BROKEN_PROMISE = 1
 THROUGH_SERVER = "server"
 
 
-def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
+def run(report: Path, seed: int = 0, scenario: Scenario | None = None, *, shows: bool = False) -> int:
     """Train a model through a fabric of real processes on this machine, and compare with plain training.
 
     Then compare elastic rounds with a plain ring: the time to the same accuracy over the same links, both measured.
@@ -42,6 +42,7 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
             ``delay.png``, ``timeline.png``; what the processes wrote is in ``run/``.
         seed: of everything that is drawn.
         scenario: what is run; the default one unless given. Its own seed is not used.
+        shows: open the fabric's status page in a browser.
 
     Returns:
         0; 1 if a promise was broken; 128 + the signal's number if a signal ended it.
@@ -70,7 +71,7 @@ def run(report: Path, seed: int = 0, scenario: Scenario | None = None) -> int:
                 bars.show(method, min(1.0, last.accuracy / wanted), text)
 
         async def work(nursery: Nursery) -> int:
-            counted, verdict = await run_scenario(nursery, folder, watcher.look, bars.tell)
+            counted, verdict = await run_scenario(nursery, folder, watcher.look, bars.tell, shows=shows)
             found.append((counted, verdict, await run_comparison(nursery, folder, follow, bars.tell)))
             return 0
 

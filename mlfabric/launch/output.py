@@ -8,6 +8,8 @@ import signal
 import sys
 from typing import BinaryIO
 
+from mlfabric.telemetry.log_lines import JSON_LINE
+
 __all__ = ["Output"]
 
 READ_BYTES = 64 * 1024
@@ -15,7 +17,10 @@ LONGEST_LINE_BYTES = 1024 * 1024
 
 
 class Output:
-    """Where the lines of all children go: whole lines, each behind its process' name, one write each."""
+    """Where the lines of all children go: whole lines, each behind its process' name, one write each.
+
+    A log line that is JSON stays JSON, and has the name in it.
+    """
 
     def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None) -> None:
         self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
@@ -35,8 +40,12 @@ class Output:
 
     def _write(self, name: str, line: bytes, is_error: bool) -> None:
         stream = self._streams[is_error]
+        if is_error and line.startswith(JSON_LINE):
+            whole = b'{"process": "' + name.encode() + b'", ' + line[1:]
+        else:
+            whole = b"[" + name.encode() + b"] " + line
         try:
-            stream.write(b"[" + name.encode() + b"] " + line + b"\n")
+            stream.write(whole + b"\n")
             stream.flush()
         except BrokenPipeError:
             _go_quiet(stream)

@@ -37,6 +37,7 @@ class JobOptions:
         insecure: plain connections may leave this machine.
         job: what the names of its workers and models begin with; "" for plain names, unless another job has these.
         resume: the job goes on with what a former one has left, unless its script says something else.
+        json_log: see ``WorkerSettings``.
     """
 
     command: tuple[str, ...]
@@ -50,6 +51,7 @@ class JobOptions:
     insecure: bool = False
     job: str = ""
     resume: bool = False
+    json_log: str = ""
 
     def __post_init__(self) -> None:
         check_job_name(self.job)
@@ -99,6 +101,8 @@ def worker_environment(
         "MLFABRIC_METRICS_PORT": _metrics(options.metrics_port, rank),
         "MLFABRIC_TLS": str(options.tls.resolve()) if options.tls else "",
         "MLFABRIC_INSECURE": "1" if options.insecure else "",
+        "MLFABRIC_LOG_FORMAT": "json" if options.json_log else "",
+        "MLFABRIC_LOG_LEVEL": options.json_log,
     }
     rates = {"MLFABRIC_UP": per_rank(options.up, rank), "MLFABRIC_DOWN": per_rank(options.down, rank)}
     defaults = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

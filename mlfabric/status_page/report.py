@@ -17,7 +17,7 @@ MOST_ENTRIES = 50_000
 """Of more entries the last ones are shown, so that a browser can open the file."""
 _STYLE = '<link rel="stylesheet" href="page.css">'
 _SCRIPT = '<script type="module" src="page.js"></script>'
-_IMPORT = 'import { Timeline, columns, line } from "./charts.js";'
+_IMPORT = 'import { Timeline, columns, line, matrix } from "./charts.js";'
 
 
 def report_of(folder: Path) -> tuple[str, int]:

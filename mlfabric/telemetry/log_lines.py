@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from datetime import UTC, datetime
 
-__all__ = ["JsonLines", "about"]
+__all__ = ["JSON_LINE", "JsonLines", "about", "log_as_json"]
+
+JSON_LINE = b'{"time": "'
+"""What such a line begins with."""
 
 _ABOUT = ("update", "updates", "transfer", "get", "reduce", "round", "model")
 """What a line may be about."""
@@ -30,6 +34,15 @@ class JsonLines(logging.Formatter):
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
         return json.dumps(found)
+
+
+def log_as_json(level: str) -> None:
+    """Write the log lines of this package, of this level or above, to the error stream as JSON, and nowhere else."""
+    package = logging.getLogger("mlfabric")
+    lines = logging.StreamHandler(sys.stderr)
+    lines.setFormatter(JsonLines())
+    package.handlers, package.propagate = [lines], False
+    package.setLevel(level.upper())
 
 
 def about(subject: object) -> dict[str, object]:

@@ -15,6 +15,7 @@ from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method, RuleSpec
 from mlfabric.protocol import JobClaim, Resume
 from mlfabric.shell.forking import IN_A_COPY, is_copy
+from mlfabric.telemetry.log_lines import log_as_json
 from mlfabric.worker_daemon.argument_types import check_arguments
 from mlfabric.worker_daemon.tensors import Trainable
 
@@ -118,6 +119,8 @@ def joining(
     settings = replace(
         settings, name=settings.within_job(name or settings.name), scheduler=scheduler or settings.scheduler
     )
+    if settings.json_log:
+        log_as_json(settings.json_log)
     in_fabric = settings.within_job(model_name)
     return Joining(method=enum_of(Method, "method", method), model_name=in_fabric, settings=settings, **others)
 

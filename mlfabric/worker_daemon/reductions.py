@@ -16,6 +16,7 @@ from mlfabric.channels.interfaces import LinkCounter
 from mlfabric.errors import FabricError, RefusedError
 from mlfabric.fail_stop import Failed, Tasks
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
+from mlfabric.telemetry.log_lines import about
 from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import Attempt, GradientGrowth, ReduceBuffers, padded_bytes
 from mlfabric.worker_daemon.link_meter import LinkMeter
@@ -161,6 +162,7 @@ class Reductions:
     def _finish(self, action: act.FinishReduce) -> None:
         """Hand over the result of a settled round."""
         plan = action.plan
+        log.debug("%s is here, as version %s", plan.round, plan.version, extra=about(plan))
         outcome: RoundResult | int = action.workers
         done = None if plan.reduce is None else self._open.pop(plan.reduce)
         if self._inbox is not None:

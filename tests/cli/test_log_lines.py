@@ -56,13 +56,16 @@ def test_one_id_is_in_all_lines_of_an_update_from_its_plan_to_its_commit(start: 
     """
     fabric = start("up", "--port", str(free_port), "--log-level", "debug", "--log-format", "json")
     fabric.read_until("train with")
-    code, output = start("run", "--scheduler", f"127.0.0.1:{free_port}", "SCRIPT", script=trains).finish()
-    assert code == 0, output
+    logged = ("--log-level", "debug", "--log-format", "json")
+    code, own = start("run", "--scheduler", f"127.0.0.1:{free_port}", *logged, "SCRIPT", script=trains).finish()
+    assert code == 0, own
     fabric.signal(signal.SIGTERM)
     _, output = fabric.finish()
-    lines = [json.loads(line[line.index("{") :]) for line in output.splitlines() if '{"time"' in line]
+    lines = [json.loads(line) for line in (own + output).splitlines() if line.startswith("{")]
     about_it = [line for line in lines if "worker-0#1" in (line.get("update"), *line.get("updates", ()))]
-    assert {line["logger"] for line in about_it} >= {"mlfabric.scheduler", "mlfabric.server"}
+    processes = {line["process"] for line in about_it}
+    assert processes == {"0", "scheduler", "server-0"}
+    assert {line["logger"] for line in about_it} == {"mlfabric.scheduler", "mlfabric.server", "mlfabric.worker"}
     messages = [line["message"] for line in about_it]
     assert any("Expect" in message for message in messages)
     assert any(message.startswith("worker-0#1 is committed as version") for message in messages)

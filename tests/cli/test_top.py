@@ -82,3 +82,28 @@ def test_it_is_shown_once_where_the_output_is_no_terminal(start: Start, fabric: 
     assert code == 0
     assert "members: 2 here" in output
     assert "monitor-0 joined as monitor" in output
+
+
+def test_models_show_delays_and_divergence_with_their_bounds() -> None:
+    status = _status()
+    status.models[0].tau_max = 4
+    status.models[0].replica_lead, status.models[0].replica_lead_max = 3, 40
+    status.models[0].divergence = 0.25
+    late = [{**_round(NOW - 5000, NOW - 4250), "delays": {"a": 0, "b": delay}} for delay in (0, 0, 2)]
+    update = {"kind": "update", "id": "a#7", "worker": "a", "model": "net", "planned": None, "ended": NOW}
+    lines = _shown(status, *late, {**update, "outcome": "committed", "delay": 1})
+    row = next(line for line in lines if line.startswith("net "))
+    assert re.fullmatch(r"net +0 +0 +2 +4 +█▂▂ +3 updates of 40, l2 0.25 *", row)
+
+
+def test_the_slowest_links_come_first_and_those_that_are_slow_are_marked() -> None:
+    status = _status()
+    rates = {"a": 800_000_000, "b": 100_000_000, "c": 800_000_000, "d": 700_000_000}
+    for host, bps in rates.items():
+        status.links.append(fabric_pb2.LinkStatus(host=host, up=True, estimate_bps=bps))
+    lines = _shown(status)
+    at = next(n for n, line in enumerate(lines) if line.startswith("Slowest of 4 links"))
+    assert [line.split() for line in lines[at + 2 : at + 4]] == [
+        ["b", "up", "100", "Mbit/s", "slow"],
+        ["d", "up", "700", "Mbit/s"],
+    ]

@@ -96,6 +96,8 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
         ("MLFABRIC_METRICS_PORT", "x"),
         ("MLFABRIC_WORKERS", "all"),
         ("MLFABRIC_MOST_CONNECTIONS", "some"),
+        ("MLFABRIC_LOG_FORMAT", "xml"),
+        ("MLFABRIC_LOG_LEVEL", "loud"),
     ],
 )
 def test_a_malformed_variable_is_named(variable: str, value: str) -> None:

@@ -44,6 +44,28 @@ export function line(svg, points, from, to, bound) {
   if (bound) svg.append(shape("line", { class: "bound", x1: 36, y1: y(bound), x2: width, y2: y(bound) }));
 }
 
+/** Draw a square for each pair of names, the fuller the greater value(row, column) is; low ones have another colour. */
+export function matrix(svg, names, value, isLow, words) {
+  const wide = svg.clientWidth || 300, left = Math.min(120, wide / 3), size = Math.max(4, Math.min(22, (wide - left) / Math.max(1, names.length)));
+  const key = JSON.stringify([wide, names, names.map((row) => names.map((column) => value(row, column)))]);
+  if (svg.dataset.key === key) return;
+  svg.dataset.key = key;
+  const height = 16 + size * names.length, most = Math.max(1, ...names.flatMap((row) => names.map((column) => value(row, column))));
+  svg.setAttribute("viewBox", `0 0 ${wide} ${height}`);
+  svg.style.height = `${height}px`;
+  svg.replaceChildren(...names.flatMap((row, at) => [
+    shape("text", { x: 0, y: 16 + size * (at + 0.75) }, `${at + 1} ${row}`),
+    ...(size > 12 || at % 5 === 4 ? [shape("text", { x: left + size * (at + 0.2), y: 10 }, at + 1)] : []),
+    ...names.flatMap((column, along) => {
+      if (row === column) return [];
+      const here = value(row, column), kind = isLow(here) ? "cell low" : "cell", full = isLow(here) ? 0.8 : 0.15 + 0.85 * Math.sqrt(here / most);
+      const cell = shape("rect", { class: kind, x: left + size * along, y: 16 + size * at, width: size - 1, height: size - 1, "fill-opacity": full });
+      cell.append(shape("title", {}, words(row, column)));
+      return [cell];
+    }),
+  ]));
+}
+
 /** A canvas with a row for each name, and bars along time; a bar can be pointed at, or reached with arrow keys. */
 export class Timeline {
   constructor(canvas, told) {

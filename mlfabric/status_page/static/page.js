@@ -1,8 +1,9 @@
 // Keeps what the scheduler tells, and shows it.
-import { Timeline, columns, line } from "./charts.js";
+import { Timeline, columns, line, matrix } from "./charts.js";
 
 const KEPT_MS = 600_000, ROUNDS_SHOWN = 12, NOTES_SHOWN = 60;
 const $ = (id) => document.getElementById(id);
+const wholes = new Map();
 const kept = { process: "", entries: [], state: null };
 const KINDS = {
   settled: "done", committed: "done", served: "get", "": "open", dropped: "dropped",
@@ -70,20 +71,26 @@ function show() {
   if (!kept.state) return;
   const status = kept.state.status, now = paused === null ? kept.state.now : paused + Number($("until").value) * 1000;
   const span = Number($("span").value) * 1000;
-  choices($("model"), status.models.map((model) => model.name));
-  const model = status.models.find((each) => each.name === $("model").value), name = model ? model.name : "";
+  for (const model of status.models) wholes.set(model.name, model.whole || model.name);
+  choices($("model"), [...new Set(status.models.map((model) => whole(model.name)))]);
+  const model = status.models.find((each) => whole(each.name) === $("model").value), name = model ? whole(model.name) : "";
   const entries = kept.entries.filter((entry) => time(entry) <= now);
-  const shown = entries.filter((entry) => entry.model === name), levels = entries.filter((entry) => entry.kind === "level");
+  const shown = entries.filter((entry) => entry.model && whole(entry.model) === name), levels = entries.filter((entry) => entry.kind === "level");
   const long = recorded ? now - time(kept.entries[0] || { at: now - span }) : span;
   showTimeline(status, shown, name, now, span);
   showMembers(status);
   showRounds(status, shown.filter((entry) => entry.kind === "round"), name);
-  showDelays(shown, model);
-  showLead(name, levels, now, long);
+  showDelays(shown.filter((entry) => entry.model === model.name), model);
+  showLead(model ? model.name : "", levels, now, long);
   showLinks(paused === null || !levels.length ? status.links : linksOf(levels.at(-1)));
   showPlans(status.planner, levels, now, long);
   showAccuracy(entries.filter((entry) => entry.kind === "accuracy"), now, long);
   showNotes(entries.flatMap(noteOf));
+}
+
+/** Return the name of the model that this is a part of, if it is: one that is cut over several servers has a name for each. */
+function whole(name) {
+  return wholes.get(name) || name;
 }
 
 function choices(select, names) {
@@ -95,7 +102,7 @@ function choices(select, names) {
 }
 
 function showTimeline(status, ended, name, now, span) {
-  const still = paused === null ? kept.state.open.filter((entry) => entry.model === name) : [];
+  const still = paused === null ? kept.state.open.filter((entry) => whole(entry.model) === name) : [];
   const workers = status.workers.filter((worker) => worker.model === name).map((worker) => worker.name);
   const bars = [...ended.filter((entry) => entry.ended >= now - span), ...still].flatMap((entry) => barsOf(entry, now));
   timeline.show([...new Set([...workers, ...bars.map((bar) => bar.row)])].sort(byNumber), bars, now - span, now);
@@ -214,6 +221,12 @@ function showLinks(links) {
     return [`${rate(link.estimate_bps)}${slow ? " slow" : ""}${age}`, slow ? "warning" : ""];
   };
   rows($("links"), [...by.values()].sort((one, other) => byNumber(one.host, other.host)), (host) => host.host, (host) => [host.host, cell(host.up), cell(host.down)]);
+  const hosts = [...by.keys()].sort(byNumber), between = (from, to) => {
+    const ways = [by.get(from).up, by.get(to).down].filter(Boolean).map((link) => link.estimate_bps);
+    return ways.length ? Math.min(...ways) : 0;
+  };
+  $("pairs").hidden = hosts.length < 2;
+  matrix($("matrix"), hosts, between, (bps) => bps < usual / 2, (from, to) => `${from} to ${to}: ${rate(between(from, to))}`);
 }
 
 function rate(bps) {
@@ -273,6 +286,7 @@ $("pause").addEventListener("click", () => {
 $("until").addEventListener("input", replayed);
 for (const id of ["model", "span", "about"]) $(id).addEventListener("change", show);
 window.addEventListener("resize", show);
+$("pairs").addEventListener("toggle", show);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 
 function replayed() {
