@@ -19,7 +19,15 @@ from mlfabric.model.specs import Role
 from mlfabric.protocol import job_name
 from mlfabric.security import Security
 
-__all__ = ["DEFAULT_SCHEDULER", "LOG_FORMATS", "LOG_LEVELS", "WorkerSettings", "parse_ports", "parse_rate", "parse_size"]
+__all__ = [
+    "DEFAULT_SCHEDULER",
+    "LOG_FORMATS",
+    "LOG_LEVELS",
+    "WorkerSettings",
+    "parse_ports",
+    "parse_rate",
+    "parse_size",
+]
 
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
