@@ -1,18 +1,23 @@
 """What the status page costs: the scheduler's processor time, and whether rounds come later, with some pages open.
 
 Workers of one process make rounds of a small model, about three each second. Windows without and with open pages take
-turns; a page is read as a browser reads it. The figures are medians of the pairs.
+turns; a page is read as a browser reads it. Then single workers are killed, and it is seen when the page says so. The
+figures are medians of the pairs, and of the killed ones.
 
 ``mlfabric bench page --json FILE``.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import statistics
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 from threading import Thread
@@ -30,6 +35,7 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 __all__ = ["run"]
 
 STEP_S = 0.3
+PATIENCE_S = 600.0
 FIRST_ROUNDS = 6
 WIDTH = 64
 
@@ -46,6 +52,7 @@ def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5)
     Returns:
         ``core_share``, ``core_share_with_pages``: the scheduler's processor time over the time that passes, and
         ``added_core_share``, the difference. ``rounds_per_s``, and ``rounds_ratio``, that with pages over that without.
+        ``dead_after_s``, and ``dead_after_s_at_most``: from when a worker is killed until the page says so.
 
     Raises:
         RuntimeError: the workers failed or were too slow.
@@ -57,6 +64,7 @@ def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5)
             page = stub.GetStatus(fabric_pb2.GetStatusRequest()).page
             look = partial(_window, stub, pid, page, seconds)
             found = [(look(pages=0), look(pages=pages)) for _ in range(pairs)]
+            dead_after_s = [_dead_after_s(address, page, f"killed-{trial}") for trial in range(pairs)]
     median = statistics.median
     return {
         "core_share": median(without.core_share for without, _ in found),
@@ -64,6 +72,8 @@ def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5)
         "added_core_share": median(with_pages.core_share - without.core_share for without, with_pages in found),
         "rounds_per_s": median(without.rounds_per_s for without, _ in found),
         "rounds_ratio": median(with_pages.rounds_per_s / without.rounds_per_s for without, with_pages in found),
+        "dead_after_s": median(dead_after_s),
+        "dead_after_s_at_most": max(dead_after_s),
     }
 
 
@@ -103,6 +113,41 @@ def _open_page(page: str) -> Iterator[None]:
 def _read(stream: Iterator[bytes]) -> None:
     for _ in stream:
         pass
+
+
+def _dead_after_s(address: str, page: str, name: str) -> float:
+    """Kill a worker that trains a model of its own; return how long the page shows it as here."""
+    with child(partial(_live, address, name)) as pipe, urllib.request.urlopen(f"{page}events", timeout=30) as stream:
+        pid = next_answer(pipe)
+        while not _is_here(stream, name):
+            pass
+        os.kill(pid, signal.SIGKILL)
+        killed_s = time.monotonic()
+        while _is_here(stream, name):
+            pass
+        return time.monotonic() - killed_s
+
+
+def _is_here(stream: Iterator[bytes], name: str) -> bool:
+    """Wait for the next state on a page's stream; tell whether this member is here then."""
+    kind = b""
+    for line in stream:
+        if line.startswith(b"event:"):
+            kind = line.split()[1]
+        elif line.startswith(b"data:") and kind == b"state":
+            members = json.loads(line[len(b"data:") :])["status"]["members"]
+            return any(member["name"] == name and member["state"] == "here" for member in members)
+    raise RuntimeError("the page's stream has ended")
+
+
+def _live(address: str, name: str, pipe: Pipe) -> None:
+    """Be a worker until the process is killed."""
+    model = torch.nn.Linear(WIDTH, WIDTH)
+    settings = replace(settings_of(address, 0), name=name)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+    mlfabric.wrap(sgd, model, method="elastic", workers=1, model_name=name, settings=settings)
+    pipe.send(os.getpid())
+    time.sleep(PATIENCE_S)
 
 
 def _train(address: str, workers: int, pipe: Pipe) -> None:
