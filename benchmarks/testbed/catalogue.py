@@ -38,6 +38,7 @@ BEST_MEMBERS = (8, 14, 20)
 """How many workers take part where the ring shuts out the others: about as many as have fast links in N3, N2 and N1."""
 
 INNER_STEPS = (8, 32)
+FRAGMENTS = 4
 """Of local SGD and DiLoCo."""
 
 RING = "ring"
@@ -204,8 +205,18 @@ def _with_inner_steps() -> tuple[System, ...]:
 
     Or workers go on while their round is made. Beside them is torchft, with which people do that today.
     """
-    waits: dict[str, dict[str, object]] = {"": {}, "-all": {"at_least": 1.0}, "-overlap": {"wait": False}}
-    words = {"": "", "-all": ", all waited for", "-overlap": ", going on meanwhile"}
+    waits: dict[str, dict[str, object]] = {
+        "": {},
+        "-all": {"at_least": 1.0},
+        "-overlap": {"wait": False},
+        "-fragments": {"wait": False, "fragments": FRAGMENTS},
+    }
+    words = {
+        "": "",
+        "-all": ", all waited for",
+        "-overlap": ", going on meanwhile",
+        "-fragments": f", going on meanwhile, {FRAGMENTS} fragments in turn",
+    }
     return tuple(
         _wrapped(
             f"{method}-{steps}{suffix}",

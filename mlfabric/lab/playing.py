@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlfabric.lab.collective import AllReduceJob
@@ -29,6 +29,8 @@ OVERLAP = 0.5
 """In this share of those, gradients are offered while backward makes them."""
 WAITS = 0.5
 """In this share of partial and elastic rounds, steps wait for them."""
+FRAGMENTS = 0.3
+"""In this share of elastic rounds of whole gradients, rounds have fragments, which are of different sizes, in turn."""
 EXTRA_WORKERS = 2
 STORM_S = 20.0
 
@@ -76,6 +78,9 @@ def drawn(seed: int, events: int) -> Run:
     elif draw.random() < STEPS:
         method, rounds = draw.choice((Method.ALL_REDUCE, Method.PARTIAL, Method.ELASTIC)), _options(draw)
         overlap = draw.random() < OVERLAP
+        fragments = random.Random(f"fragments {seed}")
+        if method is Method.ELASTIC and not overlap and fragments.random() < FRAGMENTS:
+            rounds = replace(rounds, fragments=fragments.randint(2, 4), tau_max=0)
     return Run(
         seed=seed,
         workers=workers,

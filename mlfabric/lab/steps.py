@@ -59,7 +59,7 @@ class StepJob:
 
     Args:
         method, rounds: how rounds are made.
-        rows: of each gradient.
+        rows: of each gradient; where rounds have fragments, of the largest of them.
         compute_s: the least and the most that a step takes.
         workers: how many begin together.
         overlap: gradients are offered while backward makes them.
@@ -92,6 +92,10 @@ class StepJob:
         """What its workers register."""
         layout = Layout((TensorSpec(name="w", shape=(self.rows * ROW,), dtype="float32"),))
         return ModelSpec(name="net", layout=layout, method=self.method, rounds=self.rounds)
+
+    def rows_after(self, version: int) -> int:
+        """Return the rows of a gradient of the round after this version: fragments are of different sizes."""
+        return max(2, self.rows // (1 + version % self.rounds.fragments))
 
     def inbox(self, life: Life) -> RoundInbox:
         """Return where results go at a worker."""
@@ -136,7 +140,7 @@ class _Learner:
         """The gradient of the present step."""
         self._found: dict[Any, tuple[RoundResult, np.ndarray, frozenset[Gradient]]] = {}
         """In which rounds gradients are that were offered, the totals of those, and which gradients."""
-        self.size_bytes, self.dtype = padded_bytes(job.rows * ROW * 4), "float32"
+        self._rows, self.dtype = job.rows, "float32"
         self.steps = RoundSteps(
             self,
             LoopWaits(lambda: life.draw.uniform(0.0, MOST_LATE_S)),
@@ -144,19 +148,23 @@ class _Learner:
             passes_late=job.method is Method.PARTIAL,
             waits_for_rounds=job.waits,
             most_kept=1 if job.method is Method.ELASTIC else MOST_KEPT,
+            in_parts=job.rounds.fragments > 1,
             segments=SEGMENTS if job.overlap else 1,
         )
 
     async def step(self) -> None:
         """Compute, offer, apply."""
         step, self._count = self._count, self._count + 1
-        self._own, gradient = (self._life.number, step), gradient_of(self._life.number, step, self._job.rows)
+        self._own = self._life.number, step
         self.steps.weight = weight_of(self._own)
         if self._job.overlap:
-            await self._step_with_overlap(gradient)
+            await self._step_with_overlap(gradient_of(*self._own, self._job.rows))
         else:
             await asyncio.sleep(self._life.draw.uniform(*self._job.compute_s))
-            await self._step(gradient)
+            if self._job.rounds.fragments > 1:
+                await self.steps.finish()
+                self._rows = self._job.rows_after(self.steps.version)
+            await self._step(gradient_of(*self._own, self._rows))
         self._offers.begin(clock.monotonic_ns())
 
     async def _step(self, gradient: np.ndarray) -> None:
@@ -165,7 +173,7 @@ class _Learner:
         def put(gathered: _Gathered, fresh: bool) -> bool:
             nonlocal was_put
             was_put = True
-            gathered.put(self._own, gradient, slice(None), fresh=fresh)
+            gathered.put(self._own, gradient, slice(0, len(gradient)), fresh=fresh)
             return True
 
         await self.steps.step(put)
@@ -213,13 +221,18 @@ class _Learner:
 
     # What is trained
 
+    @property
+    def size_bytes(self) -> int:
+        """Of what travels."""
+        return padded_bytes(self._rows * ROW * 4)
+
     def empty(self) -> _Gathered:
         """Return memory for gradients."""
         return _Gathered(self._job.rows * ROW)
 
     def bytes_of(self, gathered: _Gathered) -> memoryview:
         """Return the bytes that travel."""
-        return gathered.sum.data.cast("B").toreadonly()
+        return gathered.sum[: self._rows * ROW].data.cast("B").toreadonly()
 
     def add_earlier(self, gathered: _Gathered, earlier: _Gathered) -> None:
         """Add to gradients those of earlier steps."""
@@ -232,13 +245,13 @@ class _Learner:
 
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Make the next model."""
-        values = self._values(total)
+        values = self._values(result, total)
         before, after = self.digest, sha256(self.digest + values.tobytes()).digest()
         self._job.witness.applied(self._life.number, result, values, before, after)
         self.digest = after
 
-    def _values(self, total: memoryview) -> np.ndarray:
-        return np.frombuffer(total, np.float32)[: self._job.rows * ROW].copy()
+    def _values(self, result: RoundResult, total: memoryview) -> np.ndarray:
+        return np.frombuffer(total, np.float32)[: self._job.rows_after(result.version - 1) * ROW].copy()
 
     def write(self) -> memoryview:
         """Return the digest, as often as makes an image of the model's size."""
@@ -292,7 +305,7 @@ class _Learner:
         result = outcome.result()
         if isinstance(result, RoundResult):
             with self.steps.inbox.in_order(result) as total:
-                self._found[outcome] = result, self._values(total), own
+                self._found[outcome] = result, self._values(result, total), own
         else:
             kept = "kept" if result.keep else "not kept"
             self._life.fabric.note(f"{self._life.name}: {sorted(own)} are {kept}: {result.reason}")

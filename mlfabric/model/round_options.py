@@ -10,6 +10,7 @@ __all__ = ["MIXINGS", "MOST_KEPT", "QUORUMS", "RoundOptions"]
 MIXINGS = ("ring", "exponential")
 QUORUMS = ("solo", "majority", "full", "auto")
 MOST_BETWEEN = 1_000
+MOST_FRAGMENTS = 1_000
 MOST_KEPT = 8
 """partial: a worker with so many gradients that are in no round does not go on without the next one."""
 _MOST_TAU = 1_000
@@ -31,6 +32,8 @@ class RoundOptions:
         average_every: gossip: in each round whose number this divides, all workers come to the mean of all models; 0
             for never.
         mixing: dpsgd: who averages with whom; see ``methods.mixing``.
+        fragments: local SGD, DiLoCo: into how many parts the model is cut, of which each round has one, in turn; 1 to
+            1,000. Who has missed the round of a part cannot be in that of another, so then ``tau_max`` is 0.
     """
 
     tau_max: int = 2
@@ -39,6 +42,7 @@ class RoundOptions:
     full_every: int = 32
     average_every: int = 0
     mixing: str = "ring"
+    fragments: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.tau_max <= _MOST_TAU:
@@ -52,5 +56,9 @@ class RoundOptions:
         if not 0 <= self.average_every <= _MOST_AVERAGED:
             allowed = f"1 to {_MOST_AVERAGED} rounds, or 0 for never"
             raise ConfigError(f"average_every={self.average_every}; allowed: {allowed}")
+        if not 1 <= self.fragments <= MOST_FRAGMENTS:
+            raise ConfigError(f"fragments={self.fragments}; allowed: 1 to {MOST_FRAGMENTS}")
+        if self.fragments > 1 and self.tau_max:
+            raise ConfigError(f"fragments={self.fragments} with tau_max={self.tau_max}; allowed: 0")
         if self.mixing not in MIXINGS:
             raise ConfigError(f"mixing={self.mixing!r}; allowed: {', '.join(MIXINGS)}")

@@ -397,6 +397,7 @@ class RoundOptions(_message.Message):
     FULL_EVERY_FIELD_NUMBER: _builtins.int
     AVERAGE_EVERY_FIELD_NUMBER: _builtins.int
     MIXING_FIELD_NUMBER: _builtins.int
+    FRAGMENTS_FIELD_NUMBER: _builtins.int
     tau_max: _builtins.int
     """Elastic: how many rounds may be settled between the model that a gradient was computed from and its round."""
     at_least: _builtins.float
@@ -409,6 +410,8 @@ class RoundOptions(_message.Message):
     """Gossip: every so many rounds all workers come to the mean of all models; 0 means never."""
     mixing: _builtins.str
     """D-PSGD: who averages with whom: ring or exponential."""
+    fragments: _builtins.int
+    """Local SGD, DiLoCo: into how many parts the model is cut, of which each round has one."""
     def __init__(
         self,
         *,
@@ -418,10 +421,11 @@ class RoundOptions(_message.Message):
         full_every: _builtins.int = ...,
         average_every: _builtins.int = ...,
         mixing: _builtins.str = ...,
+        fragments: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "average_every", b"average_every", "full_every", b"full_every", "mixing", b"mixing", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_least", b"at_least", "average_every", b"average_every", "fragments", b"fragments", "full_every", b"full_every", "mixing", b"mixing", "quorum", b"quorum", "tau_max", b"tau_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

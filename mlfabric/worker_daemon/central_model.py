@@ -30,11 +30,13 @@ class CentralModel:
 
     Attributes:
         model: the central one.
+        parts: its parameters, all in one.
     """
 
     def __init__(self, models: TwoModels, inner: torch.optim.Optimizer, optimizer: torch.optim.Optimizer) -> None:
         self._models, self._inner, self.optimizer = models, inner, optimizer
-        self.model = models.shared
+        self.model: torch.nn.Module = models.shared
+        self.parts = models.parts
         self._rates = self._inner_rates()
 
     def begin(self) -> None:

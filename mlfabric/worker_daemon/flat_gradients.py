@@ -29,9 +29,12 @@ class FlatGradients:
         parameters: those that the optimizer steps.
         model: of whose floating-point buffers the workers have the mean; not of those with NaN or Inf now, which are
             masks that no step changes. A module may assign a buffer anew.
+        has_buffers: these are in it.
+        dtype: in which all travels; None takes one that holds everything in it.
 
     Attributes:
         parameters: in their order in the flat tensor.
+        numel: elements of the flat tensor.
         ends_bytes: where the gradient of each ends.
         size_bytes: of the flat tensor, in whole ``ALIGNMENT_BYTES``.
 
@@ -39,26 +42,45 @@ class FlatGradients:
         LayoutError: there is nothing to train, or a parameter is of a dtype that cannot travel.
     """
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], model: torch.nn.Module) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        model: torch.nn.Module,
+        *,
+        has_buffers: bool = True,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         self.parameters, self._model = _backwards(parameters, model), model
-        self._names = averaged_buffers(model)
+        self._names = averaged_buffers(model) if has_buffers else []
         buffers = self._buffers()
-        self._torch_dtype = dtype_of_all(self.parameters, buffers)
+        self._torch_dtype = dtype or dtype_of_all(self.parameters, buffers)
         self.dtype = str(self._torch_dtype).removeprefix("torch.")
         ends = list(accumulate(p.numel() for p in self.parameters))
         self._gradients = ends[-1]
         self.ends_bytes = [end * self._torch_dtype.itemsize for end in ends]
         numel = self._gradients + len(self.parameters) + sum(b.numel() for b in buffers)
         self.size_bytes = padded_bytes(numel * self._torch_dtype.itemsize)
-        self._numel = self.size_bytes // self._torch_dtype.itemsize
+        self.numel = self.size_bytes // self._torch_dtype.itemsize
+
+    @classmethod
+    def in_parts(cls, parts: Sequence[Sequence[torch.nn.Parameter]], model: torch.nn.Module) -> list[FlatGradients]:
+        """Return one for the parameters of each part, all of one dtype; the buffers are in the first one."""
+        present, everything = dict(model.named_buffers()), [parameter for part in parts for parameter in part]
+        dtype = dtype_of_all(everything, [present[name] for name in averaged_buffers(model)])
+        return [cls(part, model, has_buffers=turn == 0, dtype=dtype) for turn, part in enumerate(parts)]
 
     def _buffers(self) -> list[torch.Tensor]:
         present = dict(self._model.named_buffers())
         return [present[name] for name in self._names]
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any of the parameters has a gradient now."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
     def empty(self) -> torch.Tensor:
         """Return a flat tensor of zeros."""
-        return torch.zeros(self._numel, dtype=self._torch_dtype)
+        return torch.zeros(self.numel, dtype=self._torch_dtype)
 
     def add_into(self, flat: torch.Tensor, *, fresh: bool, but: Collection[int] = ()) -> bool:
         """Put the present gradients and buffers into a flat tensor; return whether all of that is finite.
@@ -145,7 +167,7 @@ class FlatGradients:
             workers: of how many it is.
             weight: of how many equal parts, of all of them.
         """
-        flat = torch.frombuffer(total, dtype=self._torch_dtype, count=self._numel)
+        flat = torch.frombuffer(total, dtype=self._torch_dtype, count=self.numel)
         flat[: self._gradients].div_(weight)
         had = flat[self._gradients : self._gradients + len(self.parameters)].tolist()
         for i, (parameter, count) in enumerate(zip(self.parameters, had, strict=True)):

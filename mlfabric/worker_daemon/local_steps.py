@@ -8,14 +8,15 @@ local SGD (Stich, 2019) the outer model becomes the mean of the members'; with D
 
 A worker may go on while its round is made, as in Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512). Then its
 movement is how far it has come since its last offer, and the outer model that comes of a round takes the place of what
-the worker had when it offered: ``outer + (own - offered)``.
+the worker had when it offered: ``outer + (own - offered)``. The model may be cut into fragments, of which each round
+has one, in turn.
 
 With SMA workers are drawn to the shared model instead (``central_model.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,12 +26,20 @@ from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
 from mlfabric.worker_daemon.central_model import CENTRAL_LR, CENTRAL_MOMENTUM, CentralModel
-from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
+from mlfabric.worker_daemon.round_optimizer import Parts, RoundOptimizer
 from mlfabric.worker_daemon.step_roles import RoundOutcome, RoundTally
 from mlfabric.worker_daemon.taken_over import TakenOver
 from mlfabric.worker_daemon.two_models import TwoModels, is_offered
 
-__all__ = ["DILOCO_LR", "DILOCO_MOMENTUM", "INNER_STEPS", "LocalOptimizer", "OuterStep", "shared_model"]
+__all__ = [
+    "DILOCO_LR",
+    "DILOCO_MOMENTUM",
+    "INNER_STEPS",
+    "LocalOptimizer",
+    "OuterStep",
+    "shared_model",
+    "steps_between",
+]
 
 INNER_STEPS: Mapping[Method, int] = {Method.LOCAL_SGD: 32, Method.DILOCO: 32, Method.SMA: 1}
 """How many a worker makes for each round, unless given."""
@@ -47,10 +56,12 @@ class Shared(Protocol):
     Attributes:
         model: the shared one.
         optimizer: steps it.
+        parts: its parameters in each part; each round has one of them, in turn.
     """
 
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
+    parts: Parts
 
     def begin(self) -> None:
         """Let the worker's model begin with the shared one."""
@@ -65,6 +76,10 @@ class Shared(Protocol):
 class OuterModel:
     """The model that workers' own ones begin each round with.
 
+    Where the worker goes on while its round is made, and where each round has one part of the model, the worker keeps
+    what its movements count from: for each parameter the outer model's value when it went on from that, and its own one
+    once it has offered that.
+
     Args:
         models: this worker's, and the outer one.
         optimizer: steps the outer one.
@@ -72,46 +87,70 @@ class OuterModel:
 
     Attributes:
         model: the outer one.
+        parts: its parameters in each part.
     """
 
     def __init__(self, models: TwoModels, optimizer: torch.optim.Optimizer, *, overlaps: bool = False) -> None:
         self._models, self.optimizer, self._overlaps = models, optimizer, overlaps
-        self.model = models.shared
-        self._begun = [own.detach().clone() for own, _ in models.pairs] if overlaps else None
-        """What this worker had when it offered, if it goes on from there."""
+        self.model, self.parts = models.shared, models.parts
+        keeps = overlaps or len(self.parts) > 1
+        self._begun = [shared.detach().clone() for shared in models.parameters] if keeps else None
+        self._offers_buffers = False
+        """Whether the last round that this worker offered something for was that of the buffers' means."""
 
     def begin(self) -> None:
         """Let this worker's model begin with the outer one."""
         self._hand_over(whole=True)
 
     def meet(self, rounds: RoundOptimizer, weight: int) -> None:
-        """Offer how far this worker has come; go on from the outer model."""
+        """Offer how far this worker has come, in the part whose turn it is; go on from the outer model."""
+        if self._begun is not None:
+            rounds.finish(waits=True)
+            self._hand_over()
+        turn = rounds.version % len(self.parts)
+        places = self._models.fragments[turn]
         with torch.no_grad():
-            for (own, shared), begun in zip(self._models.pairs, self._from(), strict=True):
+            for own, shared, begun in map(self._all().__getitem__, places):
                 shared.grad = (begun - own).mul_(weight)
-        self._models.offer_buffers()
+        self._offers_buffers = turn == 0
+        if self._offers_buffers:
+            self._models.offer_buffers()
         rounds.weigh(weight)
         is_sound = is_offered(rounds)
-        self._hand_over(whole=not (is_sound and self._overlaps))
+        self._offered(places)
+        if not is_sound:
+            self.begin()
+        elif not self._overlaps:
+            self._hand_over()
 
     def finish(self, rounds: RoundOptimizer) -> None:
         """Apply settled rounds, where they overlap that of the last movement, too; go on from the outer model."""
         rounds.finish(waits=self._overlaps)
-        self._hand_over(whole=True)
+        self.begin()
 
-    def _from(self) -> list[torch.Tensor]:
-        """Return from where this worker's movement counts."""
-        return list[torch.Tensor](self._models.parameters) if self._begun is None else self._begun
+    def _all(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Return of each parameter this worker's value, the outer one, and what its movement counts from."""
+        begun = self._models.parameters if self._begun is None else self._begun
+        return [(own, shared, since) for (own, shared), since in zip(self._models.pairs, begun, strict=True)]
 
     @torch.no_grad()
-    def _hand_over(self, *, whole: bool) -> None:
-        """Let this worker's model go on from the outer one; with what it has just offered if that is not ``whole``."""
-        for (own, shared), begun in zip(self._models.pairs, self._from(), strict=True):
-            own.copy_(shared if whole else (own - begun).add_(shared))
+    def _offered(self, places: Sequence[int]) -> None:
+        """Let the next movement of these parameters count from here."""
+        for own, shared, begun in map(self._all().__getitem__, places):
             shared.grad = None
             if self._begun is not None:
                 begun.copy_(own)
-        self._models.take_buffers()
+
+    @torch.no_grad()
+    def _hand_over(self, *, whole: bool = False) -> None:
+        """Let this worker's model go on from the outer one; with what is not offered yet, if not ``whole``."""
+        keeps = self._begun is not None
+        for own, shared, begun in self._all():
+            own.copy_((own - begun).add_(shared) if keeps and not whole else shared)
+            if keeps:
+                begun.copy_(shared)
+        if whole or self._offers_buffers:
+            self._models.take_buffers()
 
 
 _USUAL_STEPS: Mapping[Method, OuterStep] = {
@@ -130,6 +169,7 @@ def shared_model(
     outer: OuterStep | None,
     *,
     overlaps: bool,
+    fragments: int = 1,
 ) -> Shared:
     """Return the model that all workers share, beside this worker's.
 
@@ -139,13 +179,28 @@ def shared_model(
         method: says how the shared model is stepped, and how this worker's goes on from it.
         outer: makes the optimizer of the shared model, if it is not the method's usual one.
         overlaps: the worker goes on while rounds are made; with SMA it always does.
+        fragments: into how many parts the shared model is cut.
+
+    Raises:
+        UsageError: it cannot be cut into so many, or what ``outer`` makes is no optimizer.
     """
-    models = TwoModels(model, optimizer)
+    models = TwoModels(model, optimizer, fragments)
     made = (outer or _USUAL_STEPS[method])(models.parameters)
     steps = instance_of(torch.optim.Optimizer, "what outer makes", made, "a torch.optim.Optimizer")
     if method is Method.SMA:
         return CentralModel(models, optimizer, steps)
     return OuterModel(models, steps, overlaps=overlaps)
+
+
+def steps_between(inner_steps: int, fragments: int) -> int:
+    """Return how many steps a worker makes from one round to the next, if it makes so many for one of each fragment.
+
+    Raises:
+        UsageError: they are no whole number.
+    """
+    if inner_steps % fragments:
+        raise UsageError(f"inner_steps={inner_steps} with fragments={fragments}; allowed: a multiple of that")
+    return inner_steps // fragments
 
 
 class LocalOptimizer(TakenOver):

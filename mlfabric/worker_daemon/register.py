@@ -18,13 +18,13 @@ from mlfabric.worker_daemon.gossip_model import steps_kept
 from mlfabric.worker_daemon.gradient_rules import Shaping
 from mlfabric.worker_daemon.initial_weights import initialise
 from mlfabric.worker_daemon.join_options import Joining, joining, note_worker
-from mlfabric.worker_daemon.local_steps import INNER_STEPS, LocalOptimizer, OuterStep, shared_model
+from mlfabric.worker_daemon.local_steps import INNER_STEPS, LocalOptimizer, OuterStep, shared_model, steps_between
 from mlfabric.worker_daemon.observations import Observer, nobody
 from mlfabric.worker_daemon.optimizer import FabricOptimizer
 from mlfabric.worker_daemon.optimizer_steps import steps_of
 from mlfabric.worker_daemon.round_arguments import check_steps_alone, round_options
 from mlfabric.worker_daemon.round_inbox import RoundInbox
-from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
+from mlfabric.worker_daemon.round_optimizer import Parts, RoundOptimizer
 from mlfabric.worker_daemon.sigterm import drain_on_sigterm
 from mlfabric.worker_daemon.tensors import ModelTensors, Trainable
 from mlfabric.worker_daemon.thread import ThreadDaemon
@@ -189,6 +189,7 @@ class WrapOptions(TypedDict, total=False):
     mixing: str | None
     wait: bool | None
     inner_steps: int | None
+    fragments: int | None
     outer: OuterStep | None
     init: str | Path | int
     keep: bool
@@ -239,6 +240,7 @@ def wrap(
     mixing: str | None = None,
     wait: bool | None = None,
     inner_steps: int | None = None,
+    fragments: int | None = None,
     outer: OuterStep | None = None,
     init: str | Path | int = "first",
     keep: bool = False,
@@ -294,6 +296,9 @@ def wrap(
             round older. Not with overlap.
         inner_steps: local-sgd, diloco, sma: how many steps a worker makes by itself for each round, >= 1; 32 unless
             given, 1 with sma.
+        fragments: local-sgd, diloco: into how many parts of about the same size the model is cut, of which each round
+            has one, in turn: there is a round every ``inner_steps / fragments`` steps, and each part is in one every
+            ``inner_steps``; 1 unless given.
         outer: diloco, sma: makes the optimizer that steps the shared model, from the list of its parameters; unless
             given SGD with lr 0.7 and Nesterov momentum 0.9, with sma lr 1 and momentum 0.9 (without momentum it is
             EA-SGD).
@@ -329,7 +334,7 @@ def wrap(
     given: dict[str, Any] = {"at_least": at_least, "quorum": quorum, "full_every": full_every, "wait": wait}
     given |= {"momentum_at": momentum_at, "slack": slack, "servers": servers, "tau_max": tau_max}
     given |= {"average_every": average_every, "mixing": mixing}
-    given |= {"inner_steps": inner_steps, "outer": outer, "overlap": overlap}
+    given |= {"inner_steps": inner_steps, "outer": outer, "fragments": fragments, "overlap": overlap}
     options = round_options(how.method, given)
     if options is None:
         placed = None if momentum_at is None else enum_of(MomentumAt, "momentum_at", momentum_at)
@@ -338,15 +343,22 @@ def wrap(
     if not how.method.has_inner_steps:
         return _in_rounds(optimizer, model, how, options, waits=wait is not False and not how.method.is_gossip)
     waits = wait is not False and how.method is not Method.SMA
-    shared = shared_model(model, optimizer, how.method, outer, overlaps=not waits)
-    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=waits)
-    return LocalOptimizer(optimizer, shared, rounds, inner_steps or INNER_STEPS[how.method])
+    steps = steps_between(inner_steps or INNER_STEPS[how.method], options.fragments)
+    shared = shared_model(model, optimizer, how.method, outer, overlaps=not waits, fragments=options.fragments)
+    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=waits, parts=shared.parts)
+    return LocalOptimizer(optimizer, shared, rounds, steps)
 
 
 def _in_rounds(
-    optimizer: torch.optim.Optimizer, model: torch.nn.Module, how: Joining, options: RoundOptions, *, waits: bool
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module,
+    how: Joining,
+    options: RoundOptions,
+    *,
+    waits: bool,
+    parts: Parts | None = None,
 ) -> RoundOptimizer:
-    """Join as a worker that applies rounds by itself."""
+    """Join as a worker that applies rounds by itself; each round has one of the parts, unless it has all."""
     check_steps_alone(optimizer)
     together, job = how.together, how.claim()
     initialise(model, how.init)
@@ -373,6 +385,7 @@ def _in_rounds(
         most_kept=_most_kept(how.method),
         overlap=how.overlap,
         gossips=how.method.is_gossip,
+        parts=parts,
     )
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()

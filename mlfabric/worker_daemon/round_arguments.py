@@ -27,6 +27,7 @@ _BELONGS: Mapping[str, tuple[Method, ...]] = {
     "average_every": _GOSSIP,
     "mixing": (Method.DPSGD,),
     "inner_steps": _INNER,
+    "fragments": (Method.LOCAL_SGD, Method.DILOCO),
     "outer": (Method.DILOCO, Method.SMA),
 }
 """Options that not all methods have."""
@@ -62,6 +63,8 @@ def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | No
         chosen["at_least"] = number_of("at_least", given["at_least"])
     elif method in (Method.LOCAL_SGD, Method.DILOCO):
         chosen["at_least"] = _LEAST_OF_MOVEMENTS
+    if given["fragments"] is not None:
+        chosen |= _fragments(given)
     if given["quorum"] is not None:
         chosen["quorum"] = str(given["quorum"])
     if given["wait"] is not None:
@@ -79,6 +82,16 @@ def round_options(method: Method, given: Mapping[str, Any]) -> RoundOptions | No
     if given["mixing"] is not None:
         chosen["mixing"] = str(given["mixing"])
     return RoundOptions(**chosen)
+
+
+def _fragments(given: Mapping[str, Any]) -> dict[str, int]:
+    """Return the options of a model that is cut into fragments."""
+    fragments = integer_of("fragments", given["fragments"], least=1)
+    if fragments == 1:
+        return {}
+    if given["tau_max"]:
+        raise UsageError(f"tau_max={given['tau_max']} with fragments={fragments}; allowed: 0, or leave it out")
+    return {"fragments": fragments, "tau_max": 0}
 
 
 def check_steps_alone(optimizer: torch.optim.Optimizer) -> None:

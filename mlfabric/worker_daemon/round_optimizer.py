@@ -33,7 +33,9 @@ from mlfabric.worker_daemon.taken_over import TakenOver
 from mlfabric.worker_daemon.thread import ThreadDaemon
 from mlfabric.worker_daemon.trained_model import ThreadWaits, TrainedModel
 
-__all__ = ["RoundOptimizer"]
+__all__ = ["Parts", "RoundOptimizer"]
+
+Parts = Sequence[Sequence[torch.nn.Parameter]]
 
 
 class RoundOptimizer(TakenOver):
@@ -47,6 +49,7 @@ class RoundOptimizer(TakenOver):
         waits: a step waits until it is known what becomes of its gradient.
         overlap: gradients leave while backward makes the others.
         gossips: each worker has a model of its own, and rounds average these.
+        parts: parameters of which each round has one part, in turn; None if each has all.
     """
 
     def __init__(
@@ -61,10 +64,13 @@ class RoundOptimizer(TakenOver):
         most_kept: int = MOST_KEPT,
         overlap: bool = False,
         gossips: bool = False,
+        parts: Parts | None = None,
     ) -> None:
         super().__init__(optimizer)
-        self._flat = FlatGradients([p for group in optimizer.param_groups for p in group["params"]], model)
-        trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, self._flat)
+        parts = parts or [[p for group in optimizer.param_groups for p in group["params"]]]
+        flats = FlatGradients.in_parts(parts, model)
+        self._flat = flats[0]
+        trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, flats)
         self._gossips, self._put = gossips, trained.put
         self._steps: RoundSteps[torch.Tensor] = RoundSteps(
             trained,
@@ -74,6 +80,7 @@ class RoundOptimizer(TakenOver):
             waits_for_rounds=waits,
             most_kept=most_kept,
             may_miss=gossips,
+            in_parts=len(parts) > 1,
             segments=SEGMENTS if overlap else 1,
         )
         self._left = False

@@ -54,6 +54,7 @@ class RoundSteps(Generic[G]):
         most_kept: where steps do not wait for rounds, so many gradients are added up while an earlier one is on its
             way, before a step waits for that; 1 if each step waits for the round before.
         may_miss: the model may have missed rounds, as it is the worker's own (gossip).
+        in_parts: each round has one part of the model, in turn: what is computed for one round fits no other.
         segments: see ``RoundInbox``.
 
     Attributes:
@@ -77,11 +78,12 @@ class RoundSteps(Generic[G]):
         waits_for_rounds: bool,
         most_kept: int = MOST_KEPT,
         may_miss: bool = False,
+        in_parts: bool = False,
         segments: int = 1,
     ) -> None:
         self._trained, self._waits = trained, waits
         self._together, self._passes_late, self._waits_for_rounds = together, passes_late, waits_for_rounds
-        self._most_kept, self._may_miss = most_kept, may_miss
+        self._most_kept, self._may_miss, self._in_parts = most_kept, may_miss, in_parts
         self.inbox = RoundInbox(together, self._copy_state, segments)
         self.inbox.news = waits.wake
         self.version = 0
@@ -180,10 +182,11 @@ class RoundSteps(Generic[G]):
     ) -> Offered[G]:
         trained = self._trained
         given, result = trained.bytes_of(gathered), self.inbox.buffer(trained.size_bytes)
+        counts_from_offer = not self._waits_for_rounds and not self._in_parts
         contribution = Contribution(
             buffers=ReduceBuffers(given=given, result=result, dtype=trained.dtype, growth=growth),
             together=self._together,
-            computed_from=computed_from if self._waits_for_rounds else self.version,  # its delay counts from the offer
+            computed_from=self.version if counts_from_offer else computed_from,
             updates=updates,
             weight=weight,
             rates=trained.rates(),

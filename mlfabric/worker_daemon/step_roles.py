@@ -87,8 +87,13 @@ class Offered(NamedTuple, Generic[G]):
 class Trained(Protocol[G]):
     """What a worker trains; G is memory for the sum of its gradients."""
 
-    size_bytes: int
-    dtype: str
+    @property
+    def size_bytes(self) -> int:
+        """Size of what travels."""
+
+    @property
+    def dtype(self) -> str:
+        """Of its elements, as in a layout."""
 
     def empty(self) -> G:
         """Return memory for gradients."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -23,29 +24,39 @@ class TrainedModel:
 
     Args:
         optimizer: steps the model.
-        flat: how gradients travel.
+        parts: how the gradients of each part of the model travel; each round has one of them, in turn.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, flat: FlatGradients) -> None:
-        self._optimizer, self._model, self._flat = optimizer, model, flat
-        self.size_bytes, self.dtype = flat.size_bytes, flat.dtype
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module, parts: Sequence[FlatGradients]
+    ) -> None:
+        self._optimizer, self._model, self._parts = optimizer, model, parts
+        self._turn, self.dtype = parts[0], parts[0].dtype
+        """The part whose gradients were put into memory last."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of what travels."""
+        return self._turn.size_bytes
 
     def put(self, gathered: torch.Tensor, fresh: bool) -> bool:
-        """Put the present gradients into memory; see ``FlatGradients.add_into``."""
-        return self._flat.add_into(gathered, fresh=fresh)
+        """Put the present gradients, which are of one part, into memory; see ``FlatGradients.add_into``."""
+        self._turn = next((part for part in self._parts if part.has_gradients), self._parts[0])
+        return self._turn.add_into(gathered[: self._turn.numel], fresh=fresh)
 
     def empty(self) -> torch.Tensor:
-        """Return memory for gradients."""
-        return self._flat.empty()
+        """Return memory for gradients of any part."""
+        return max(self._parts, key=lambda part: part.numel).empty()
 
     def bytes_of(self, gathered: torch.Tensor) -> memoryview:
         """Return the bytes that travel."""
-        data: memoryview = gathered.view(torch.uint8).numpy().data
+        data: memoryview = gathered[: self._turn.numel].view(torch.uint8).numpy().data
         return data
 
     def add_earlier(self, gathered: torch.Tensor, earlier: torch.Tensor) -> None:
         """Add to gradients those of earlier steps."""
-        self._flat.add_earlier(gathered, earlier)
+        assert len(self._parts) == 1, "what is in no round is another part's than the next one"
+        self._turn.add_earlier(gathered, earlier)
 
     def rates(self) -> tuple[float, ...]:
         """Return the numbers of the optimizer as they are now."""
@@ -53,13 +64,17 @@ class TrainedModel:
 
     def apply(self, result: RoundResult, total: memoryview) -> None:
         """Make a step with a round's sum; the script's gradients stay where they are."""
-        gradients = [parameter.grad for parameter in self._flat.parameters]
+        parameters = [parameter for part in self._parts for parameter in part.parameters]
+        gradients = [parameter.grad for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
         try:
-            self._flat.spread(total, result.workers, result.weight)
+            turn = self._parts[(result.version - 1) % len(self._parts)]
+            turn.spread(total, result.workers, result.weight)
             with with_rates(self._optimizer, result.rates):
                 self._optimizer.step()
         finally:
-            for parameter, gradient in zip(self._flat.parameters, gradients, strict=True):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
 
     def write(self) -> memoryview:

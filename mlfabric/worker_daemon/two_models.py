@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import accumulate
 
 import torch
 
-from mlfabric.worker_daemon.round_optimizer import RoundOptimizer
+from mlfabric.errors import UsageError
+from mlfabric.worker_daemon.round_optimizer import Parts, RoundOptimizer
 from mlfabric.worker_daemon.round_steps import NOT_FINITE
 
 __all__ = ["TwoModels", "is_offered"]
@@ -20,28 +22,53 @@ def is_offered(rounds: RoundOptimizer) -> bool:
     return rounds.tally.dropped == dropped or rounds.last is None or rounds.last.reason != NOT_FINITE
 
 
+def _cut(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    """Return the places of each part of tensors of these sizes: neighbours, at least one in each."""
+    if fragments > len(sizes):
+        raise UsageError(f"fragments={fragments} of {len(sizes)} parameters; allowed for this model: 1 to {len(sizes)}")
+    ends, parts, at = list(accumulate(sizes)), list[list[int]](), 0
+    for part in range(1, fragments + 1):
+        end, last = at + 1, len(sizes) - fragments + part
+        while end < last and 2 * ends[end] - sizes[end] <= 2 * ends[-1] * part / fragments:
+            end += 1
+        parts.append(list(range(at, last if part == fragments else end)))
+        at = end
+    return parts
+
+
 class TwoModels:
     """A model, and a copy of it that has the same bits at all workers.
 
     Args:
         own: this worker's.
         optimizer: of its steps; what it does not step stays as it is.
+        fragments: into how many parts it is cut.
 
     Attributes:
         shared: the copy.
         pairs: this worker's parameters that the optimizer steps, each with the shared one.
+        fragments: places of the pairs in each part; the parts are of about the same size.
+
+    Raises:
+        UsageError: it has fewer parameters than parts.
     """
 
-    def __init__(self, own: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, own: torch.nn.Module, optimizer: torch.optim.Optimizer, fragments: int = 1) -> None:
         self._own, self.shared = own, deepcopy(own)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         both = zip(own.parameters(), self.shared.parameters(), strict=True)
         self.pairs = [(mine, shared) for mine, shared in both if id(mine) in stepped]
+        self.fragments = _cut([mine.numel() for mine, _ in self.pairs], fragments)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
         """The shared ones."""
         return [shared for _, shared in self.pairs]
+
+    @property
+    def parts(self) -> Parts:
+        """The shared ones of each part."""
+        return [[self.pairs[place][1] for place in part] for part in self.fragments]
 
     @torch.no_grad()
     def offer_buffers(self) -> None:

@@ -260,3 +260,61 @@ def test_what_is_not_trained_stays_and_batchnorm_travels() -> None:
     assert torch.equal(models[0][0].weight, frozen)
     assert torch.equal(models[0][1].running_mean, models[1][1].running_mean)
     assert models[0][1].running_mean.any()
+
+
+PARTS = 2
+
+
+def in_fragments(models: list[torch.nn.Module], wait: bool, rounds: int) -> list[Any]:
+    """Train with fixed gradients, a round of one fragment every ``INNER`` steps; return the workers, who have left."""
+    seen: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(len(models))}
+
+    def work(rank: int, worker: Any) -> None:
+        for step in range(rounds):
+            for i in range(INNER):
+                give(models[rank], fixed_gradient(100 * rank + INNER * step + i))
+                worker.step()
+            seen[rank].append(flat(models[rank]))
+        worker.finish()
+
+    def join(rank: int) -> None:
+        sgd = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+        options = {"method": "local-sgd", "inner_steps": PARTS * INNER, "fragments": PARTS, "wait": wait}
+        settings = running.settings(f"w{rank}")
+        workers[rank] = mlfabric.wrap(
+            sgd, models[rank], settings=settings, workers=len(models), at_least=1.0, **options
+        )
+
+    workers: dict[int, Any] = {}
+    with Fabric() as running:
+        together(*(partial(join, rank) for rank in range(len(models))))
+        together(*(partial(work, *each) for each in workers.items()))
+        for worker in workers.values():
+            worker.leave()
+    return [workers[rank] for rank in range(len(models))]
+
+
+def give(model: torch.nn.Module, made: torch.Tensor) -> None:
+    pieces = made.split([p.numel() for p in model.parameters()])
+    for parameter, piece in zip(model.parameters(), pieces, strict=True):
+        parameter.grad = piece.view_as(parameter).clone()
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_each_round_has_the_fragment_whose_turn_it_is(wait: bool) -> None:
+    models: list[torch.nn.Module] = [small_model(seed) for seed in range(2)]
+    begun, rounds = flat(models[0]), 5
+    workers = in_fragments(models, wait, rounds)
+    first = sum(p.numel() for p in (workers[0]._shared.parts)[0])
+    assert 0 < first < len(begun)
+    outer = begun.clone()
+    for turn, part in enumerate((slice(0, first), slice(first, None))):
+        ends = [step + 1 for step in range(rounds) if step % PARTS == turn]
+        last = ends[-1]
+        moved = [sum(progress(rank, step)[part] for step in range(last)) for rank in range(2)]
+        outer[part] += (moved[0] + moved[1]) / 2
+    for model, worker in zip(models, workers, strict=True):
+        assert (worker.version, worker.tally.included, worker.tally.dropped) == (rounds, rounds, 0)
+        assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
+        assert torch.equal(flat(model), flat(worker.outer_model))
+    assert same(weights(workers[0].outer_model), weights(workers[1].outer_model))

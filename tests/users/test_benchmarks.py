@@ -70,7 +70,11 @@ BENCHMARKS = {  # by name; what follows a space tells parts of one from another
         ("latency/solo_times", "latency/majority_active"),
         marks=(*LONG, pytest.mark.skipif(not HAS_MPI, reason="no mpirun beside Python")),
     ),
-    "page": Small(("workers=3", "pages=2", "seconds=0.5", "pairs=1"), ("added_core_share", "rounds_ratio", "dead_after_s"), marks=LONG),
+    "page": Small(
+        ("workers=3", "pages=2", "seconds=0.5", "pairs=1"),
+        ("added_core_share", "rounds_ratio", "dead_after_s"),
+        marks=LONG,
+    ),
     "fabric": Small(
         ("small=true", "only=sync_max_rel_diff"), ("sync_max_rel_diff 3 workers, 3 servers, 2 aggregators",), marks=LONG
     ),

@@ -56,8 +56,7 @@ def played() -> Any:
         return daemons[0]
 
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    flags = {"passes_late": False, "waits": True, "overlap": False}
-    optimizer = RoundOptimizer(sgd, model, start, together=2, **flags)
+    optimizer = RoundOptimizer(sgd, model, start, together=2, passes_late=False, waits=True)
     yield optimizer, model, daemons[0]
     optimizer.leave()
 

@@ -6,7 +6,7 @@ The catalogue says which method is wrapped. Nobody tells a worker when the other
 Workers that make inner steps see the shared model after each round; a gradient that is in it is one of theirs.
 
 With overlap the model is cut into several parameters, and each gradient leaves when backward would have made it
-(``benchmarks.testbed.overlapping``).
+(``benchmarks.testbed.overlapping``); into as many where rounds have fragments of it.
 
 A few workers keep the model after each of their rounds: one of them alone would miss the rounds that settle while it
 computes for longer than the others.
@@ -49,7 +49,8 @@ def worker(place: Place, plan: RunPlan) -> WorkerLog:
         RuntimeError: the others have not joined in time.
     """
     workload = plan.workload.build()
-    buckets = Buckets.even(1 + workload.n_parameters, OVERLAPPED_BUCKETS if plan.wrapped.get("overlap") else 1)
+    is_cut = "overlap" in plan.wrapped or "fragments" in plan.wrapped
+    buckets = Buckets.even(1 + workload.n_parameters, OVERLAPPED_BUCKETS if is_cut else 1)
     model = Flat(workload, buckets)
     sgd = torch.optim.SGD(model.parameters(), lr=plan.learning_rate, momentum=plan.momentum)
     arguments: dict[str, Any] = {**plan.wrapped, "workers": place.workers, "settings": settings_of(place)}
@@ -105,9 +106,10 @@ def _train(
     place: Place, plan: RunPlan, workload: Workload, model: Flat, optimizer: Wrapped, buckets: Buckets
 ) -> WorkerLog:
     compute, recorder = compute_of(OverlappedCompute, place, plan), StepRecorder()
-    inner_steps = plan.wrapped.get("inner_steps", 1)
+    inner_steps, fragments = plan.wrapped.get("inner_steps", 1), plan.wrapped.get("fragments", 1)
     assert isinstance(inner_steps, int), "it is a number"
-    fates, version, is_over = _Fates(steps=inner_steps), 0, False
+    assert isinstance(fragments, int), "it is a number"
+    fates, version, is_over = _Fates(steps=inner_steps // fragments), 0, False
     keeper, rank = SnapshotKeeper(every_ns=0), place.own_rank
     keeps = rank < KEEPERS
     shared = partial(_shared_values, model, optimizer)
@@ -116,7 +118,7 @@ def _train(
     began_ns = agree_through(store, place)
     if keeps:
         keeper.offer(began_ns, 0, shared()[1:])
-    step, overlaps = 0, len(buckets.ends) > 1
+    step, overlaps = 0, "overlap" in plan.wrapped
 
     def made(bucket: int) -> torch.nn.Parameter:
         if bucket == 0:
@@ -134,7 +136,8 @@ def _train(
             recorder.computed(compute.run_in_buckets(step, buckets, gradient, leaves)[1])
         else:
             recorder.computed(compute.run(step, gradient)[1])
-            made(0)
+            for bucket in range(len(buckets.ends)):
+                made(bucket)
         optimizer.step()
         now_ns, step = recorder.end(), step + 1
         fates.note(optimizer, now_ns)
