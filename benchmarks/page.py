@@ -34,7 +34,7 @@ from mlfabric.v1 import fabric_pb2, fabric_pb2_grpc
 
 __all__ = ["run"]
 
-STEP_S = 0.3
+STEP_S = 0.23
 PATIENCE_S = 600.0
 FIRST_ROUNDS = 6
 WIDTH = 64

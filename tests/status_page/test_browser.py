@@ -51,7 +51,10 @@ def _trained(start: Start, port: int) -> tuple[str, list[Command]]:
     address = fabric.read_until("status page").split()[-1]
     fabric.read_until("train with")
     told = {"MLFABRIC_SCHEDULER": f"127.0.0.1:{port}", "MLFABRIC_WORKERS": str(WORKERS)}
-    workers = [start("SCRIPT", script=TRAINING, MLFABRIC_NAME=f"worker-{rank}", **told) for rank in range(WORKERS)]
+    workers = [
+        start("SCRIPT", script=TRAINING, MLFABRIC_NAME=f"worker-{rank}", MLFABRIC_HOST=f"host-{rank}", **told)
+        for rank in range(WORKERS)
+    ]
     return address, workers
 
 
@@ -72,6 +75,9 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     sync_api.expect(rounds).to_have_count(12, timeout=WITHIN_MS)
     page.wait_for_timeout(3_000)
 
+    hosts = page.locator("#links tr").count()
+    assert hosts >= WORKERS
+    assert page.locator("#matrix rect").count() == hosts * (hosts - 1)
     _hovers(page)
     _pauses(page)
     _reached_by_keys(page)
