@@ -167,3 +167,23 @@ def test_where_gradients_grow_those_watch_the_pace_who_know_when_their_own_is_wh
     for name in NAMES:
         told = team.ask(asks(name, team.version, size_bytes=BIG, computed_from=team.version, grows=name == "c"))
     assert {one.to for one in of(Reduce, told) if one.planned_ns} == {"c"}
+
+
+LONG_MS = 8 * FIRST_PAUSE_MS
+
+
+def test_after_a_long_pause_links_are_probed_again_before_the_round(team) -> None:
+    team.wait(LONG_MS)
+    told = team.begin(NAMES)
+    assert sorted(one.to for one in of(Probe, told)) == list(NAMES)
+    assert of(Reduce, told) == []
+    team.wait(FIRST_PAUSE_MS)
+    assert sorted(one.to for one in of(Reduce, team.tick())) == list(NAMES)
+    team.end()
+    assert of(Reduce, team.begin(NAMES))
+
+
+def test_where_links_do_not_change_the_round_begins_at_once(team) -> None:
+    team.rounds._carrier._probing._calm = 8
+    team.wait(LONG_MS)
+    assert of(Reduce, team.begin(NAMES))

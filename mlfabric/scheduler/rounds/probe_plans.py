@@ -98,6 +98,11 @@ class Probing:
         self._found: dict[tuple[str, str], int] = {}
         self._calm = self._skipped = 0
 
+    @property
+    def finds_changes(self) -> bool:
+        """Whether some of the last probes have shown that links change."""
+        return self._calm < _CALM
+
     def expect_news(self) -> None:
         """Probe at the next opportunity."""
         self._calm = 0

@@ -33,6 +33,8 @@ after so long. Each attempt that fails doubles that."""
 _REMEMBERED = 8
 _USUAL_TIMES = 1.25
 """What takes so many times as long as usual shows that links have changed."""
+_STALE_TIMES = 8
+"""Where links change, what is known of them is of the past after so many times as long as it takes to probe them."""
 _TARGETS_BETWEEN = 4
 """To how many others each worker sends where links are probed before each round, and all depends on what that shows."""
 
@@ -77,6 +79,8 @@ class RoundCarrier:
         """Whether links were to be probed before the next round, or the first one."""
         self._slow = 0
         """How often in a row the round was begun anew as it was slow."""
+        self._probed_ns = 0
+        """When links were probed last because a round was to begin."""
 
     @property
     def probes(self) -> ProbeCount:
@@ -204,14 +208,17 @@ class RoundCarrier:
         }
 
     def probe_first(self, size_bytes: int, workers: Collection[str], now_ns: int) -> Iterator[Probe]:
-        """Have all links probed before the first round: nothing is known of them. It begins once that is over.
+        """Have all links probed before the first round, as nothing is known of them. It begins once that is over.
 
-        A round over links that are not what they are taken for takes many times as long.
+        So it is where links change and workers compute for long: what was found out after the last round is old then. A
+        round over links that are not what they are taken for takes many times as long.
         """
-        if self._is_probed or (self._took and not self._probes_first):
-            return
-        self._is_probed = True
         pause_ns = self._probing_ns(size_bytes, workers, now_ns)
+        known_ns = max(self.settled_ns, self._probed_ns)
+        is_stale = self._probing.finds_changes and now_ns - known_ns > _STALE_TIMES * pause_ns
+        if (self._is_probed or (self._took and not self._probes_first)) and not is_stale:
+            return
+        self._is_probed, self._probed_ns = True, now_ns
         if probes := list(self._probe(self._next_id(), size_bytes, workers, pause_ns)):
             self.take_id()
             self.not_before_ns = now_ns + pause_ns
@@ -299,7 +306,7 @@ class RoundCarrier:
         probes = list(self._probe(running.id, running.size_bytes, running.parts, pause_ns))
         if not probes:
             return  # the next attempt would go the same way
-        self._slow += 1
+        self._slow, self._probed_ns = self._slow + 1, now_ns
         rest = f"the rest would take {event.left_ns / 1e9:.1f} s, and all was to take {running.planned_ns / 1e9:.1f} s"
         yield from self.void(f"{event.worker}: {rest}")
         yield from probes
