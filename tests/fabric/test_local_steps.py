@@ -279,7 +279,8 @@ def in_fragments(models: list[torch.nn.Module], wait: bool, rounds: int) -> list
 
     def join(rank: int) -> None:
         sgd = torch.optim.SGD(models[rank].parameters(), lr=0.1)
-        options: dict[str, Any] = {"method": "local-sgd", "inner_steps": PARTS * INNER, "fragments": PARTS, "wait": wait}
+        options: dict[str, Any] = {"method": "local-sgd", "inner_steps": PARTS * INNER}
+        options |= {"fragments": PARTS, "wait": wait}
         settings = running.settings(f"w{rank}")
         workers[rank] = mlfabric.wrap(
             sgd, models[rank], settings=settings, workers=len(models), at_least=1.0, **options
