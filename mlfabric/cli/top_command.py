@@ -7,7 +7,7 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from statistics import median
+from statistics import median, median_low
 from typing import Annotated, Any
 
 import typer
@@ -184,15 +184,16 @@ def _behind(model: fabric_pb2.ModelStatus) -> str:
 
 
 def _links(status: fabric_pb2.GetStatusResponse) -> Table:
-    """Return the slowest links; those below half of the usual rate are marked."""
-    usual = median(link.estimate_bps for link in status.links)
+    """Return the slowest links; those below half of the usual rate of their direction are marked."""
+    ways = {up: [link.estimate_bps for link in status.links if link.up == up] for up in (True, False)}
+    usual = {up: median_low(rates) for up, rates in ways.items() if rates}
     slowest = sorted(status.links, key=lambda link: link.estimate_bps)[:LINKS_SHOWN]
     rows = [
         (
             link.host,
             "up" if link.up else "down",
-            Text(tables.rate_text(link.estimate_bps), "red" if link.estimate_bps < usual / 2 else ""),
-            "slow" if link.estimate_bps < usual / 2 else "",
+            Text(tables.rate_text(link.estimate_bps), "red" if link.estimate_bps < usual[link.up] / 2 else ""),
+            "slow" if link.estimate_bps < usual[link.up] / 2 else "",
         )
         for link in slowest
     ]

@@ -216,6 +216,11 @@ def _replica_place(options: FabricOptions) -> int:
     return options.servers + options.aggregators + 2
 
 
+def _places(options: FabricOptions) -> int:
+    """Return how many ports of metrics there are: of scheduler, servers, aggregators, monitor and replica."""
+    return _replica_place(options) + options.has_replica
+
+
 def _server(
     options: FabricOptions, member: tuple[str, ...], index: int, host: str | None = None, place: int | None = None
 ) -> Service:
@@ -321,6 +326,9 @@ class Fabric:
         self._nursery = nursery
         if options.port:
             check_free(options.bind, options.port)
+        if options.metrics_port:
+            for place in range(_places(options)):
+                check_free(options.bind, options.metrics_port + place, METRICS_PORT)
         self.port = options.port or free_port(options.bind)
         self._services = services(options, self.port)
         for role in {service.arguments[0] for service in self._services}:

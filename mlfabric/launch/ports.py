@@ -19,8 +19,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server((host, port), family=family)
 
 
-def check_free(host: str, port: int) -> None:
-    """Check that a port of ``host`` can be listened on.
+def check_free(host: str, port: int, option: str = "--port") -> None:
+    """Check that a port of ``host``, which was given by this option, can be listened on.
 
     Raises:
         UsageError: it is in use or not allowed, or ``host`` is no address of this machine; says what to do.
@@ -29,7 +29,7 @@ def check_free(host: str, port: int) -> None:
         _listen(host, port).close()
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or stop the program that has it"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another {option}, or stop the program that has it"
         ) from error
 
 

@@ -208,7 +208,7 @@ class SchedulerSession:
                     admission = await self._register(stub)
             except grpc.aio.AioRpcError as error:
                 if error.code() not in _WAIT_FOR:
-                    raise RefusedError(f"the scheduler at {address} refuses: {error.details()}") from error
+                    raise RefusedError(f"the scheduler at {address} refuses: {error.details()}") from None
                 is_heard = error.code() in _NOT_NOW
                 await self._notice(error.details() or "the scheduler" if is_heard else "")
             except TimeoutError:

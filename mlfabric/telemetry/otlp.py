@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from threading import Thread
 
-from mlfabric.telemetry.spans import Moments, Span, Tracer
-from mlfabric.version import __version__
+from mlfabric.telemetry.spans import Moments, Tracer
 
 __all__ = ["tracer_of"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _SAMPLERS = ("always_on", "always_off", "traceidratio")
-_HALF_OF_ID = 64
-"""Samplers look at the lower half of a trace's id, of so many bits."""
-LAST_S = 2.0
-"""At the end of a process its last spans may take so long; a collector that is away would hold it up for longer."""
 
 log = logging.getLogger("mlfabric.traces")
 
@@ -68,44 +62,9 @@ def _share() -> float:
 
 def _tracer(role: str, name: str, moments: Moments, share: float) -> Tracer:
     try:
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import ReadableSpan
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-        from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+        from mlfabric.telemetry.otlp_sender import SpanSender
     except ImportError as error:
         raise ImportError(f"{error}; to install what is missing: pip install 'mlfabric[traces]'") from error
-    whose = {"service.namespace": "mlfabric", "service.instance.id": name}
-    if not os.environ.get("OTEL_SERVICE_NAME"):
-        whose["service.name"] = f"mlfabric-{role}"
-    resource, scope = Resource.create(whose), InstrumentationScope("mlfabric", __version__)
-    processor, bound = BatchSpanProcessor(OTLPSpanExporter()), round(share * (1 << _HALF_OF_ID))
-
-    def context(span: Span, span_id: int) -> SpanContext:
-        flags = TraceFlags(TraceFlags.SAMPLED)
-        return SpanContext(span.trace_id, span_id, is_remote=span_id == span.parent_id, trace_flags=flags)
-
-    def say(span: Span) -> None:
-        if span.trace_id % (1 << _HALF_OF_ID) >= bound:
-            return
-        processor.on_end(
-            ReadableSpan(
-                name=span.name,
-                context=context(span, span.span_id),
-                parent=None if span.parent_id is None else context(span, span.parent_id),
-                resource=resource,
-                attributes={"mlfabric.id": span.subject, **{f"mlfabric.{key}": v for key, v in span.values.items()}},
-                status=Status(StatusCode.ERROR, span.cause) if span.cause else Status(StatusCode.OK),
-                start_time=span.started_ns,
-                end_time=span.ended_ns,
-                instrumentation_scope=scope,
-            )
-        )
-
-    def close() -> None:
-        ending = Thread(target=processor.shutdown, daemon=True)
-        ending.start()
-        ending.join(LAST_S)
-
-    return Tracer(moments, name, say, close)
+    where = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
+    sender = SpanSender(role, name, where, share)
+    return Tracer(moments, name, sender.say, sender.close)

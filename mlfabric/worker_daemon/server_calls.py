@@ -18,6 +18,7 @@ from mlfabric.fail_stop import Failed
 from mlfabric.model.samples import Samples
 from mlfabric.model.specs import Member, ModelSpec
 from mlfabric.protocol import (
+    Committed,
     Dropped,
     DropReason,
     Fetch,
@@ -261,7 +262,7 @@ class ServerCalls:
     def _settle(self, action: act.Settle) -> None:
         push = self._pushes.pop(action.update)
         self._metrics.settled(action.outcome, clock.monotonic_s() - push.since_s)
-        log.debug("%s: %s (%s)", action.update, action.outcome, action.reason, extra=about(action))
+        log.debug("%s is %s (%s)", action.update, _words(action.outcome), action.reason, extra=about(action))
         if push.parcel is not self._initial:
             pushed_ns, settled_ns = round(push.since_s * 1e9), clock.monotonic_ns()
             self._observe(
@@ -302,3 +303,13 @@ def _initial_settled(handle: asyncio.Future[Outcome]) -> None:
     outcome = handle.result()
     if isinstance(outcome, Dropped) and outcome.cause is not DropReason.DUPLICATE:
         log.error("the initial weights were refused: %s: %s", outcome.cause.value, outcome.detail)
+
+
+def _words(outcome: Outcome) -> str:
+    match outcome:
+        case Committed():
+            return f"committed as version {outcome.version.number}, delay {outcome.tau}"
+        case Dropped():
+            return f"dropped: {outcome.cause.value}"
+        case Lost():
+            return f"lost: {outcome.detail}"

@@ -214,10 +214,10 @@ function linksOf(level) {
 function showLinks(links) {
   const by = new Map();
   for (const link of links) by.set(link.host, { ...by.get(link.host), host: link.host, [link.up ? "up" : "down"]: link });
-  const rates = links.map((link) => link.estimate_bps).sort((one, other) => one - other), usual = rates[Math.floor(rates.length / 2)] || 1;
+  const usual = Object.fromEntries([true, false].map((up) => [up, median(links.filter((link) => link.up === up).map((link) => link.estimate_bps))]));
   const cell = (link) => {
     if (!link) return "";
-    const slow = link.estimate_bps < usual / 2, age = link.age_s === undefined ? "" : link.age_s === null ? " (not measured)" : ` (${link.age_s.toFixed(0)} s ago)`;
+    const slow = link.estimate_bps < usual[link.up] / 2, age = link.age_s === undefined ? "" : link.age_s === null ? " (not measured)" : ` (${link.age_s.toFixed(0)} s ago)`;
     return [`${rate(link.estimate_bps)}${slow ? " slow" : ""}${age}`, slow ? "warning" : ""];
   };
   rows($("links"), [...by.values()].sort((one, other) => byNumber(one.host, other.host)), (host) => host.host, (host) => [host.host, cell(host.up), cell(host.down)]);
@@ -226,7 +226,12 @@ function showLinks(links) {
     return ways.length ? Math.min(...ways) : 0;
   };
   $("pairs").hidden = hosts.length < 2;
-  matrix($("matrix"), hosts, between, (bps) => bps < usual / 2, (from, to) => `${from} to ${to}: ${rate(between(from, to))}`);
+  matrix($("matrix"), hosts, between, (bps) => bps < Math.min(usual[true], usual[false]) / 2, (from, to) => `${from} to ${to}: ${rate(between(from, to))}`);
+}
+
+/** Return the middle of some numbers, the lower one of two: of few hosts some may have links without a known rate. */
+function median(values) {
+  return values.sort((one, other) => one - other)[Math.ceil(values.length / 2) - 1] || 1;
 }
 
 function rate(bps) {
