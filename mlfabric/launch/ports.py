@@ -29,7 +29,7 @@ def check_free(host: str, port: int, option: str = "--port") -> None:
         _listen(host, port).close()
     except OSError as error:
         raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another {option}, or stop the program that has it"
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another {option}, or stop what has it"
         ) from error
 
 
