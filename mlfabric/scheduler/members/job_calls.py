@@ -63,7 +63,7 @@ class JobCalls:
             yield fabric_pb2.HoldJobResponse(job=job)
             await asyncio.Event().wait()
         finally:
-            log.info("job %s is over", job)
+            log.info("job %s is held by nobody now: it is over, or will be held again", job)
             self._holding.discard(task)
             self._take_in(JobReleased(job=job))
 
