@@ -92,14 +92,14 @@ def test_a_demonstration_gets_its_folder_and_seed_and_gives_the_exit_code(monkey
     module = ModuleType("mlfabric.demo")
     given = []
 
-    def run(report: Path, seed: int) -> int:
-        given.append((report, seed))
+    def run(report: Path, seed: int, *, shows: bool) -> int:
+        given.append((report, seed, shows))
         return 4
 
     module.__dict__["run"] = run
     monkeypatch.setitem(sys.modules, "mlfabric.demo", module)
 
-    result = CliRunner().invoke(app, ["demo", "--report", str(tmp_path), "--seed", "5"])
+    result = CliRunner().invoke(app, ["demo", "--report", str(tmp_path), "--seed", "5", "--open"])
 
     assert result.exit_code == 4
-    assert given == [(tmp_path, 5)]
+    assert given == [(tmp_path, 5, True)]

@@ -16,7 +16,7 @@ from mlfabric.twin.settings import Direction
 pytestmark = pytest.mark.root
 
 PORT = 7000
-GONE_S = 0.2
+GONE_S = 1.0
 
 
 @pytest.fixture
