@@ -13,6 +13,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
+from mlfabric.planning import warm_up
 from mlfabric.protocol import GetId, ReduceId, RoundId, SumId, UpdateId
 from mlfabric.telemetry.otlp import tracer_of
 from mlfabric.telemetry.spans import MOST_OPEN, Began, Consists, Ended, Moment, Passed, Span, Tracer
@@ -117,8 +118,8 @@ def names_of(trace: list[tuple[str, str, trace_pb2.Span]]) -> list[tuple[str, st
     return sorted((service.removeprefix("mlfabric-"), span.name) for service, _, span in trace)
 
 
-def runs(start: Start, name: str, port: int, **environment: str) -> str:
-    job = "run", "-n", "2", "--scheduler", f"127.0.0.1:{port}", str(EXAMPLES / name), "--steps", "10"
+def runs(start: Start, name: str, port: int, *options: str, **environment: str) -> str:
+    job = "run", "-n", "2", "--scheduler", f"127.0.0.1:{port}", *options, str(EXAMPLES / name), "--steps", "10"
     code, out = start(*job, **environment).finish()
     assert code == 0, out
     return out
@@ -139,6 +140,20 @@ def test_the_way_of_an_update_is_one_trace(start: Start, free_port: int, collect
         plan = next(span for service, _, span in trace if span.name == "plan")
         assert "mlfabric.reason" in {one.key for one in plan.attributes}
     assert all(("server", "transfer") in names_of(trace) for trace in kept.whole("get"))
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)  # the planner may have to be compiled first
+def test_the_sum_that_an_update_is_in_is_part_of_its_trace(start: Start, free_port: int, collector: Collected) -> None:
+    kept, environment = collector
+    warm_up(print)
+    rates = [word for end in ("worker", "server") for way in ("up", "down") for word in (f"--{end}-{way}", "40M")]
+    six = "-n", "6", "--host-per-worker", "--aggregators", "2", *rates
+    runs(start, "digits_optimizer.py", free_port, *six, **environment)
+    names = [set(names_of(trace)) for trace in kept.whole("push")]
+    summed = [one for one in names if ("aggregator", "aggregate") in one]
+    assert len(summed) >= 6
+    assert all(one >= {("worker", "push"), ("scheduler", "plan"), ("server", "commit")} for one in summed)
 
 
 @pytest.mark.processes

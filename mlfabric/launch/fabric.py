@@ -216,11 +216,6 @@ def _replica_place(options: FabricOptions) -> int:
     return options.servers + options.aggregators + 2
 
 
-def _places(options: FabricOptions) -> int:
-    """Return how many ports of metrics there are: of scheduler, servers, aggregators, monitor and replica."""
-    return _replica_place(options) + options.has_replica
-
-
 def _server(
     options: FabricOptions, member: tuple[str, ...], index: int, host: str | None = None, place: int | None = None
 ) -> Service:
@@ -287,12 +282,17 @@ def _metrics(first_port: int | None, place: int) -> tuple[str, ...]:
     return (METRICS_PORT, str(first_port + place if first_port else 0))
 
 
+def _metrics_port(service: Service) -> int:
+    """Return the port of a service's metrics; 0 for any free one, or none."""
+    given = service.arguments
+    return int(given[given.index(METRICS_PORT) + 1]) if METRICS_PORT in given else 0
+
+
 def _metrics_of(known: Iterable[Service], options: FabricOptions) -> dict[str, list[str]]:
     """Return by role where the services' metrics are."""
     found: dict[str, list[str]] = {}
     for service in known:
-        port = service.arguments[service.arguments.index(METRICS_PORT) + 1]
-        found.setdefault(service.arguments[0], []).append(_dial(options, int(port)))
+        found.setdefault(service.arguments[0], []).append(_dial(options, _metrics_port(service)))
     return found
 
 
@@ -326,11 +326,10 @@ class Fabric:
         self._nursery = nursery
         if options.port:
             check_free(options.bind, options.port)
-        if options.metrics_port:
-            for place in range(_places(options)):
-                check_free(options.bind, options.metrics_port + place, METRICS_PORT)
         self.port = options.port or free_port(options.bind)
         self._services = services(options, self.port)
+        for port in filter(None, map(_metrics_port, self._services)):
+            check_free(options.bind, port, METRICS_PORT)
         for role in {service.arguments[0] for service in self._services}:
             Security.of(options.tls, role, insecure=options.insecure)
         self._supervised = [Supervised(nursery, partial(_program, service)) for service in self._services]

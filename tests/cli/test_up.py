@@ -170,6 +170,17 @@ def test_a_port_in_use_is_an_error_that_says_what_to_do(start: Start):
     assert "choose another --port" in output
 
 
+def test_a_metrics_port_in_use_is_found_before_anything_is_started(start: Start, free_port: int):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, output = start("up", "--port", str(free_port), "--metrics-port", str(port - 1)).finish()
+
+    assert code == 2
+    assert output.startswith("error: cannot listen on 127.0.0.1:")
+    assert "choose another --metrics-port" in " ".join(output.split())
+    assert "[scheduler]" not in output
+
+
 def test_settings_that_a_service_cannot_use_end_everything(start: Start, tmp_path):
     (tmp_path / "mlfabric.toml").write_text("[monitor]\nreport_every = 0\n")
     command = start("up", "--port", "0")
