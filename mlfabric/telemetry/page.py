@@ -12,6 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import closing, suppress
+from functools import partial
 from threading import Thread
 
 from aiohttp import web
@@ -120,20 +121,20 @@ class MetricsPage:
 
     async def _accept(self, listener: socket.socket, pages: web.Server, tls: ssl.SSLContext | None) -> None:
         """Take connections in; refuse those that are too many."""
-        loop, beginning = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        loop, beginning = asyncio.get_running_loop(), dict[asyncio.BaseProtocol, asyncio.Task[None]]()
         while True:
             try:
                 connection, _ = await loop.sock_accept(listener)
             except OSError:  # as many files are open as may be: a page must not end for that
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            if len(pages.connections) + len(beginning) >= MOST_CONNECTIONS:
+            if len({*pages.connections, *beginning}) >= MOST_CONNECTIONS:  # one that has just begun is in both
                 with closing(connection), suppress(OSError):
                     connection.send(TOO_MANY if tls is None else b"")
                 continue
-            task = asyncio.create_task(_begin(connection, pages, tls))
-            beginning.add(task)
-            task.add_done_callback(beginning.discard)
+            one = pages()
+            beginning[one] = asyncio.create_task(_begin(connection, one, tls))
+            beginning[one].add_done_callback(partial(_forget, beginning, one))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         """Show the registry to whoever has a certificate, where there is TLS."""
@@ -168,12 +169,16 @@ def _run(loop: asyncio.AbstractEventLoop, work: Coroutine[None, None, None]) -> 
         loop.run_until_complete(loop.shutdown_asyncgens())
 
 
-async def _begin(connection: socket.socket, pages: web.Server, tls: ssl.SSLContext | None) -> None:
+def _forget(beginning: dict[asyncio.BaseProtocol, asyncio.Task[None]], one: asyncio.BaseProtocol, _: object) -> None:
+    del beginning[one]
+
+
+async def _begin(connection: socket.socket, one: asyncio.BaseProtocol, tls: ssl.SSLContext | None) -> None:
     """Serve a connection, once TLS is agreed on."""
     with suppress(OSError):  # who comes with a certificate that is none, or goes at once
         timeout_s = None if tls is None else SILENCE_S
         await asyncio.get_running_loop().connect_accepted_socket(
-            pages, connection, ssl=tls, ssl_handshake_timeout=timeout_s
+            lambda: one, connection, ssl=tls, ssl_handshake_timeout=timeout_s
         )
 
 

@@ -129,8 +129,8 @@ def test_the_command_writes_the_report_of_a_run(start: Start, tmp_path, free_por
     code, output = start("report", "kept").finish()
     assert (code, output) == (0, "kept/report.html\n")
     entries = _recorded_in((tmp_path / "kept/report.html").read_text())["entries"]
-    committed = [entry for entry in entries if entry["kind"] == "update" and entry["outcome"] == "committed"]
-    assert len(committed) == 10
+    updates = {entry["id"] for entry in entries if entry["kind"] == "update"}
+    assert len(updates) == 10
     code, output = start("report", "nothing").finish()
     assert code == 2
     assert "no record of a run there" in output
