@@ -81,7 +81,7 @@ def top_view(
         span_s: seconds that the timeline shows.
         width: of the terminal, in characters.
     """
-    over = list(entries)
+    over = _present(entries)
     states = Counter(member.state for member in status.members)
     here = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
     models = ", ".join(f"{m.name}: {m.method}, version {m.version.number}" for m in status.models)
@@ -98,6 +98,16 @@ def top_view(
         parts += [_links(status)]
     notes = islice((note for entry in reversed(over) for note in _notes(entry)), NOTES_SHOWN)
     return Group(*parts, Text("Last decisions", style="bold"), *(Text(note, overflow="ellipsis") for note in notes))
+
+
+def _present(entries: Iterable[Entry]) -> list[Entry]:
+    """Leave out what is of models that have ended, where others of the same name have begun."""
+    begun, kept = set[str](), list[Entry]()
+    for entry in reversed(list(entries)):
+        if entry.get("model") not in begun:
+            kept.append(entry)
+        begun |= {entry["begins"]} if "begins" in entry else set()
+    return kept[::-1]
 
 
 def _timeline(status: fabric_pb2.GetStatusResponse, entries: list[Entry], span_s: float, width: int) -> Table:
@@ -203,6 +213,7 @@ def _links(status: fabric_pb2.GetStatusResponse) -> Table:
 def _rounds(rounds: Iterable[Entry]) -> Table:
     shown = [
         (
+            entry["model"],
             str(entry["version"]),
             f"{(entry['ended'] - entry['began']) / 1000:.2f} s",
             f"{(entry['planned'][1] - entry['planned'][0]) / 1000:.2f} s" if entry["planned"] else "-",
@@ -211,7 +222,7 @@ def _rounds(rounds: Iterable[Entry]) -> Table:
         )
         for entry in rounds
     ]
-    return tables.table("Rounds", ("version>", "took>", "planned>", "in>", "why"), shown)
+    return tables.table("Rounds", ("model", "version>", "took>", "planned>", "in>", "why"), shown)
 
 
 def _notes(entry: Entry) -> Iterable[str]:

@@ -259,7 +259,7 @@ def _keep_fabric(options: FabricOptions, show: bool) -> int:
     async def work(nursery: Nursery) -> int:
         return await in_fabric(nursery, options, wait, announce=True, shows=show)
 
-    code = asyncio.run(launch(work, Output()))
+    code = asyncio.run(launch(work, Output(as_json=options.log_format == opt.LogForm.JSON)))
     return 0 if code == EXIT_ON_SIGNAL + signal.SIGTERM else code
 
 
@@ -292,7 +292,7 @@ def _train(job: JobOptions, options: FabricOptions, *, start: bool, show: bool, 
             )
         return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False, shows=show)
 
-    return asyncio.run(launch(work, Output()))
+    return asyncio.run(launch(work, Output(as_json=bool(job.json_log))))
 
 
 async def _answering(asker: StatusReader, up: bool) -> fabric_pb2.GetStatusResponse | None:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 from typing import BinaryIO
 
-from mlfabric.telemetry.log_lines import JSON_LINE
+from mlfabric.telemetry.log_lines import JSON_LINE, JsonLines
 
 __all__ = ["Output"]
 
 READ_BYTES = 64 * 1024
 LONGEST_LINE_BYTES = 1024 * 1024
+_LOGGER = "mlfabric.launch"
 
 
 class Output:
     """Where the lines of all children go: whole lines, each behind its process' name, one write each.
 
     A log line that is JSON stays JSON, and has the name in it.
+
+    Args:
+        as_json: the launcher's own lines are log lines, too, as JSON.
     """
 
-    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None) -> None:
+    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None, *, as_json: bool = False) -> None:
         self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
+        self._as_json = as_json
 
     async def forward(self, reader: asyncio.StreamReader, name: str, *, is_error: bool) -> None:
         """Copy everything that ``reader`` brings, until its end."""
@@ -52,8 +58,11 @@ class Output:
 
     def say(self, text: str) -> None:
         """Write a line of the launcher's own to the error stream."""
+        line = f"mlfabric: {text}"
+        if self._as_json:
+            line = JsonLines().format(logging.makeLogRecord({"name": _LOGGER, "levelname": "INFO", "msg": text}))
         try:
-            self._streams[1].write(f"mlfabric: {text}\n".encode())
+            self._streams[1].write(f"{line}\n".encode())
             self._streams[1].flush()
         except BrokenPipeError:
             _go_quiet(self._streams[1])

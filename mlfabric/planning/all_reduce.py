@@ -8,19 +8,24 @@ by them, there is no sum, and all updates wait. Hosts that are late relay nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 from mlfabric.errors import UsageError
-from mlfabric.network import Network
+from mlfabric.network import LinkId, Network
 from mlfabric.planning.plan import Commit, Deferred, Group, Kind, Plan, Toward, Transfer
 from mlfabric.planning.problem import Batch, FabricState, PlannerConfig, Shape
 from mlfabric.planning.rings import Ring, find_ring
 from mlfabric.planning.stripe_fans import MOST_STRIPES
 from mlfabric.planning.stripes import Edge, Hosts, Striped, edges_of, find_stripes
+from mlfabric.planning.words import link_text
 from mlfabric.protocol import UpdateId
 
 __all__ = ["Way", "plan_all_reduce", "way_of"]
+
+_CLEARLY = 0.8
 
 
 class Way(NamedTuple):
@@ -55,13 +60,15 @@ def way_of(
     may_be_faster = most < MOST_STRIPES or not network.is_star
     ring = find_ring(network, hosts.names, size_bytes, ready_ns) if may_be_ring and may_be_faster else None
     if ring is not None and (striped is None or ring.arrive_ns < striped.done_ns):
-        reason = f"ring of {len(hosts.names)}: {_ms(ring.arrive_ns - ready_ns)}"
+        crossed = Counter(link for path in ring.paths for link in path)
+        takes = _ms(ring.arrive_ns - ready_ns) + _held_up(network, crossed, ready_ns)
+        reason = f"ring of {len(hosts.names)}: {takes}"
         return Way(Shape.RING, None, ring, reason)
     if striped is None:
         reason = f"no way from each of {len(hosts.names)} hosts to all others: some link has no capacity"
         return Way(Shape.DIRECT, None, None, reason)
     roots = [hosts.names[tree.root] for tree in striped.trees]
-    takes = _ms(striped.done_ns - ready_ns)
+    takes = _ms(striped.done_ns - ready_ns) + _held_up(network, striped.loads, ready_ns)
     if len(roots) > 1 or (most > 1 and hosts.late):
         stripes = "one stripe" if len(roots) == 1 else f"{len(roots)} stripes"
         return Way(Shape.STRIPES, striped, None, f"in {stripes} summed at {', '.join(roots)}: {takes}")
@@ -76,6 +83,16 @@ def _whole(size_bytes: int) -> int:
 
 def _ms(ns: int) -> str:
     return f"{ns / 1e6:.1f} ms"
+
+
+def _held_up(network: Network, loads: Mapping[LinkId, int], at_ns: int) -> str:
+    """Name the link that is busy for the longest, if it is clearly slower than most of them; else ""."""
+    if not loads:
+        return ""
+    rates_bps = {link: network.rate_bps(link, at_ns) for link in loads}
+    longest = max(loads, key=lambda link: loads[link] / max(1, rates_bps[link]))
+    is_slow = rates_bps[longest] < _CLEARLY * median(rates_bps.values())
+    return f", held up by {link_text(longest)}" if is_slow else ""
 
 
 def plan_all_reduce(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:

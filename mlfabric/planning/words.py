@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from mlfabric.network import CORE, LinkId
 from mlfabric.planning.plan import Plan
 from mlfabric.protocol import GetId, UpdateId
 
-__all__ = ["Names", "joined", "size_text", "span_text"]
+__all__ = ["Names", "joined", "link_text", "size_text", "span_text"]
 
 _UNITS = ((10**9, "s"), (10**6, "ms"), (10**3, "us"), (1, "ns"))
 _SIZES = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -31,6 +32,13 @@ class Names:
     def all(self, updates: Iterable[UpdateId | GetId], most: int = 5) -> str:
         """Return names in a row, the first ones if there are many."""
         return joined([self.of(u) for u in updates], most)
+
+
+def link_text(link: LinkId) -> str:
+    """Return what people call a link, as "host-2's way up"."""
+    if link.head == CORE:
+        return f"{link.tail}'s way up"
+    return f"{link.head}'s way down" if link.tail == CORE else f"the link from {link.tail} to {link.head}"
 
 
 def joined(names: Sequence[str], most: int = 5) -> str:

@@ -93,6 +93,9 @@ class Journal:
         self._updates: dict[UpdateId, _Update] = {}
         self._gets: dict[GetId, _Get] = {}
         self._rounds: dict[RoundId, _Round] = {}
+        self._models: set[str] = set()
+        self._ended: set[str] = set()
+        """Models that are there, and names of those that were."""
         self._computed_from: dict[str, int] = {}
         """By worker, the version that what it offers was computed from."""
         self._states: dict[str, tuple[str, int]] = {}
@@ -113,6 +116,8 @@ class Journal:
         self, state: SchedulerState, event: MemberEvent, instructions: Iterable[Instruction], now_ns: int
     ) -> None:
         """Note an event that the state machine has handled, and what it decided then."""
+        for entry in self._begins_anew({*state.models, *state.reductions}, now_ns):
+            self.history.add(entry)
         for entry in self._told(event, now_ns):
             self.history.add(entry)
         for instruction in instructions:
@@ -161,6 +166,14 @@ class Journal:
                 for host, both in ways.items()
             },
         }
+
+    def _begins_anew(self, models: set[str], now_ns: int) -> Iterator[Entry]:
+        """Note of which models all that was noted before is of another one, which had the same name."""
+        self._ended |= self._models - models
+        for name in sorted(self._ended & models):
+            yield {**self._note(now_ns, name, "begins anew, in another job"), "begins": name}
+        self._ended -= models
+        self._models = models
 
     def _told(self, event: MemberEvent, now_ns: int) -> Iterator[Entry]:
         match event:

@@ -62,6 +62,9 @@ def test_one_id_is_in_all_lines_of_an_update_from_its_plan_to_its_commit(start: 
     fabric.signal(signal.SIGTERM)
     _, output = fabric.finish()
     lines = [json.loads(line) for line in (own + output).splitlines() if line.startswith("{")]
+    assert not [line for line in (own + output).splitlines() if line.startswith("mlfabric: ")]
+    launcher = [line["message"] for line in lines if line["logger"] == "mlfabric.launch"]
+    assert any(message.startswith("status page: http://") for message in launcher)
     about_it = [line for line in lines if "worker-0#1" in (line.get("update"), *line.get("updates", ()))]
     processes = {line["process"] for line in about_it}
     assert processes == {"0", "scheduler", "server-0"}

@@ -77,6 +77,16 @@ def test_rounds_and_decisions_say_why() -> None:
     assert re.search(r"computes +5 +1 \(17%\)", text)
 
 
+def test_what_is_of_a_former_model_of_the_same_name_is_left_out() -> None:
+    begins = {"kind": "note", "at": NOW - 3500, "about": "net", "text": "begins anew, in another job", "begins": "net"}
+    former, present = _round(NOW - 5000, NOW - 4000), _round(NOW - 3000, NOW - 2750)
+    lines = _shown(_status(), {**former, "delays": {"a": 7}}, begins, {**present, "delays": {"a": 1}})
+    assert any("0.25 s" in line for line in lines)
+    assert not any("1.00 s" in line for line in lines)
+    model = next(line.split() for line in lines if line.startswith("net") and "settled" not in line)
+    assert "7" not in model
+
+
 def test_it_is_shown_once_where_the_output_is_no_terminal(start: Start, fabric: str) -> None:
     code, output = start("top", "--scheduler", fabric).finish()
     assert code == 0

@@ -75,6 +75,17 @@ def test_hosts_with_a_quarter_of_the_bandwidth_take_four_wire_times_where_a_ring
     assert not passing & set(slow_ones)
 
 
+@pytest.mark.parametrize("shapes", [frozenset(Shape), frozenset({Shape.DIRECT, Shape.RING}), frozenset({Shape.DIRECT})])
+def test_the_reason_names_the_slow_link_that_holds_the_round_up(shapes: frozenset[Shape]) -> None:
+    even = planned(star(4), batch_of(hosts(4)), shapes)
+    assert not any("held up" in commit.reason for commit in even.commits)
+    for up_bps, down_bps, named in ((10**9, 10**8, "w2's way down"), (10**8, 10**9, "w2's way up")):
+        network = star(4)
+        set_host_rates(network, "w2", up_bps, down_bps)
+        plan = planned(network, batch_of(hosts(4)), shapes)
+        assert {commit.reason.partition("held up by ")[2] for commit in plan.commits} == {named}
+
+
 def test_nothing_is_sent_before_the_last_host_is_ready_unless_it_is_known_to_be_late() -> None:
     plan = planned(star(4), batch_of(hosts(4), ready_ns={"w1": 300 * MS}))
     assert min(transfer.profile.start_ns for transfer in plan.transfers) == 300 * MS

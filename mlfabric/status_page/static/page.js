@@ -74,7 +74,7 @@ function show() {
   for (const model of status.models) wholes.set(model.name, model.whole || model.name);
   choices($("model"), [...new Set(status.models.map((model) => whole(model.name)))]);
   const model = status.models.find((each) => whole(each.name) === $("model").value), name = model ? whole(model.name) : "";
-  const entries = kept.entries.filter((entry) => time(entry) <= now);
+  const entries = present(kept.entries.filter((entry) => time(entry) <= now));
   const shown = entries.filter((entry) => entry.model && whole(entry.model) === name), levels = entries.filter((entry) => entry.kind === "level");
   const long = recorded ? now - time(kept.entries[0] || { at: now - span }) : span;
   showTimeline(status, shown, name, now, span);
@@ -86,6 +86,12 @@ function show() {
   showPlans(status.planner, levels, now, long);
   showAccuracy(entries.filter((entry) => entry.kind === "accuracy"), now, long);
   showNotes(entries.flatMap(noteOf));
+}
+
+/** Leave out what is of models that have ended, where others of the same name have begun. */
+function present(entries) {
+  const begun = new Map(entries.flatMap((entry, at) => entry.begins ? [[entry.begins, at]] : []));
+  return begun.size ? entries.filter((entry, at) => !(begun.get(entry.model) > at)) : entries;
 }
 
 /** Return the name of the model that this is a part of, if it is: one that is cut over several servers has a name for each. */
