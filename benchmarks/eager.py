@@ -37,7 +37,7 @@ def run(
         only: a part, or several with commas between them; "" for all.
         trials: sequences of each kind in ``latency``; medians count.
         processes, rounds: of such a sequence.
-        steps: of each worker in a training; a quarter of them to try a learning rate.
+        steps: of each worker in a training; a quarter of them to try a learning rate, half of them for hyperplanes.
         workers: that train.
 
     Returns:
@@ -75,8 +75,8 @@ def _hyperplane(steps: int, workers: int) -> dict[str, Any]:
                 task="hyperplane", schedule=Schedule(pace_s=PACE_S, delays_s=(delay_s,)), steps=steps, workers=workers
             ),
             "solo",
-            (0.03, 0.06, 0.12),
-            max(1, steps // 4),
+            (0.015, 0.03, 0.06, 0.12),
+            max(1, steps // 2),
         )
         for delay_s in HYPERPLANE_S
     }

@@ -56,7 +56,7 @@ def compared(training: Training, quorum: str, rates: Sequence[float], tuning_ste
 
     Args:
         rates: candidates.
-        tuning_steps: of each candidate's training; it takes no delays.
+        tuning_steps: of each candidate's training; of synchronous ones without delays, which do not change their sums.
     """
     found: dict[str, float] = {}
     with CpuMeter() as cpu:
@@ -79,6 +79,8 @@ def _best_rate(training: Training, rates: Sequence[float], steps: int) -> float:
     if len(rates) == 1:
         return rates[0]
     shorter = replace(training, steps=steps)
+    if training.method == SYNCHRONOUS:
+        shorter = replace(shorter, schedule=replace(training.schedule, delays_s=()))
     judged = {}
     for rate in rates:
         progress(f"{training.task}, {training.method}: trying the rate {rate:g}")
