@@ -7,7 +7,8 @@ import webbrowser
 from collections.abc import Awaitable, Callable
 
 from mlfabric.cli import options as opt
-from mlfabric.launch.fabric import Fabric, FabricOptions, protection
+from mlfabric.launch.fabric import Fabric
+from mlfabric.launch.fabric_services import FabricOptions, protection
 from mlfabric.launch.processes import Nursery
 
 __all__ = ["in_fabric", "show_page"]

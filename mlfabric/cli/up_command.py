@@ -17,7 +17,8 @@ from mlfabric.cli import fabric_flags as flag
 from mlfabric.cli import options as opt
 from mlfabric.cli.embedded_fabric import in_fabric, show_page
 from mlfabric.errors import UnavailableError, UsageError
-from mlfabric.launch.fabric import Fabric, FabricOptions
+from mlfabric.launch.fabric import Fabric
+from mlfabric.launch.fabric_services import FabricOptions
 from mlfabric.launch.ports import is_here
 from mlfabric.launch.processes import Nursery, Output, launch
 from mlfabric.launch.scheduler_status import StatusReader

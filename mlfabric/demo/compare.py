@@ -15,7 +15,8 @@ from mlfabric.demo.demo_events import Accuracy, EventTail, log_path
 from mlfabric.demo.demo_run import LOOK_EVERY_S, Told, last_lines, prepare, ready, run_workers
 from mlfabric.demo.scenario import Scenario
 from mlfabric.errors import FabricError, UnavailableError
-from mlfabric.launch.fabric import Fabric, FabricOptions
+from mlfabric.launch.fabric import Fabric
+from mlfabric.launch.fabric_services import FabricOptions
 from mlfabric.launch.first_of import first_of
 from mlfabric.launch.processes import Nursery, Program
 

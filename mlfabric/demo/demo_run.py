@@ -16,7 +16,8 @@ from mlfabric.demo.demo_events import log_path
 from mlfabric.demo.scenario import Scenario
 from mlfabric.demo.verdict import CHECKPOINTS, Verdict
 from mlfabric.errors import FabricError, UnavailableError, UsageError
-from mlfabric.launch.fabric import Fabric, FabricOptions
+from mlfabric.launch.fabric import Fabric
+from mlfabric.launch.fabric_services import FabricOptions
 from mlfabric.launch.first_of import first_of
 from mlfabric.launch.processes import Nursery, Output, Program, Work, launch
 from mlfabric.launch.scheduler_status import StatusReader

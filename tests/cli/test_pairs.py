@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from mlfabric.launch import pairs
-from mlfabric.launch.fabric import FabricOptions, changed_places, services
+from mlfabric.launch.fabric_services import FabricOptions, changed_places, services
 from mlfabric.launch.pairs import Pair
 
 

@@ -17,7 +17,7 @@ import mlfabric
 from mlfabric.channels import TcpOptions
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import UsageError
-from mlfabric.launch.fabric import FabricOptions, services
+from mlfabric.launch.fabric_services import FabricOptions, services
 from mlfabric.launch.ports import check_free
 from mlfabric.launch.scheduler_status import HERE, StatusReader
 from mlfabric.launch.supervisor import backoff_s

@@ -16,7 +16,7 @@ from mlfabric.channels import TcpChannel, TcpOptions
 from mlfabric.cli.app import app
 from mlfabric.config import WorkerSettings
 from mlfabric.errors import ConfigError, UnavailableError
-from mlfabric.launch.fabric import FabricOptions, services
+from mlfabric.launch.fabric_services import FabricOptions, services
 from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.launch.workers import JobOptions, worker_environment
 from mlfabric.monitor.service import MonitorConfig, MonitorService
