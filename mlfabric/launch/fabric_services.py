@@ -108,7 +108,7 @@ class FabricOptions:
         if self.resume and self.checkpoint_dir is None:
             raise UsageError("--resume needs --checkpoint-dir, the directory of the checkpoints")
         if is_wildcard(self.bind) and not self.advertised:
-            raise UsageError(f"--bind {self.bind} cannot be local_address; give --advertise, the name that others reach")
+            raise UsageError(f"--bind {self.bind} cannot be dialled; give --advertise, the name that others reach")
 
     @property
     def has_replica(self) -> bool:

@@ -4,58 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-import mlfabric
 from mlfabric.errors import UsageError
 from mlfabric.methods.mixing import Mixing, groups
 from tests.fabric.harness import Fabric, small_model
 from tests.fabric.several import together
+from tests.fabric.wrapped_team import LR, drawn, flat, give, joined, team
 
-LR = 0.1
 STEPS = 5
-
-
-def joined(running: Fabric, rank: int, model: torch.nn.Module, **options: Any) -> Any:
-    sgd = torch.optim.SGD(model.parameters(), lr=LR)
-    return mlfabric.wrap(sgd, model, settings=running.settings(f"w{rank}"), **options)
-
-
-@contextmanager
-def team(models: Sequence[torch.nn.Module], **options: Any) -> Iterator[list[Any]]:
-    """Let a worker join for each model; all are waited for."""
-    workers: dict[int, Any] = {}
-
-    def join(rank: int) -> None:
-        workers[rank] = joined(running, rank, models[rank], workers=len(models), **options)
-
-    with Fabric() as running:
-        together(*(partial(join, rank) for rank in range(len(models))))
-        yield [workers[rank] for rank in range(len(models))]
-        for worker in workers.values():
-            worker.leave()
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def given_gradients(model: torch.nn.Module, seed: int) -> None:
-    """Give every parameter a gradient that depends on the seed alone."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
 
 
 def train(worker: Any, model: torch.nn.Module, rank: int, steps: int, pause_s: float = 0.0) -> None:
     for step in range(steps):
-        given_gradients(model, 100 * rank + step)
+        give(model, drawn(model, 100 * rank + step))
         time.sleep(pause_s)
         worker.step()
 
@@ -66,7 +32,7 @@ def movement(rank: int, steps: int) -> torch.Tensor:
         model = small_model()
         begin, sgd = flat(model), torch.optim.SGD(model.parameters(), lr=LR)
         for step in range(steps):
-            given_gradients(model, 100 * rank + step)
+            give(model, drawn(model, 100 * rank + step))
             sgd.step()
         return flat(model) - begin
 
@@ -171,7 +137,7 @@ def test_gradients_with_nan_are_dropped_and_the_model_stays() -> None:
     with team([model], method="rand") as (worker,):
         train(worker, model, 0, 1)
         before = flat(model)
-        given_gradients(model, 1)
+        give(model, drawn(model, 1))
         gradient = next(iter(model.parameters())).grad
         assert gradient is not None
         gradient[0] = float("nan")

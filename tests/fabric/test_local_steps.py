@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-import mlfabric
 from tests.fabric.harness import Fabric, gradients, small_model
 from tests.fabric.several import together
+from tests.fabric.wrapped_team import LR, drawn, flat, give, joined, team
 
 INNER = 3
+MOMENTUM = 0.5
 ROUNDS = 4
 
 
-def joined(running: Fabric, rank: int, model: torch.nn.Module, **options: Any) -> Any:
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
-    return mlfabric.wrap(sgd, model, settings=running.settings(f"w{rank}"), **{"inner_steps": INNER, **options})
-
-
-@contextmanager
-def team(models: Sequence[torch.nn.Module], **options: Any) -> Iterator[list[Any]]:
-    """Let a worker join for each model; all are waited for."""
-    workers: dict[int, Any] = {}
-
-    def join(rank: int) -> None:
-        workers[rank] = joined(running, rank, models[rank], workers=len(models), at_least=1.0, **options)
-
-    with Fabric() as running:
-        together(*(partial(join, rank) for rank in range(len(models))))
-        yield [workers[rank] for rank in range(len(models))]
-        for worker in workers.values():
-            worker.leave()
+def local_team(models: Sequence[torch.nn.Module], **options: Any) -> AbstractContextManager[list[Any]]:
+    return team(models, **{"momentum": MOMENTUM, "inner_steps": INNER, "at_least": 1.0, **options})
 
 
 def inner_steps(worker: Any, model: torch.nn.Module, rank: int, steps: int = INNER) -> None:
@@ -57,7 +42,7 @@ def alone(model: torch.nn.Module, rank: int, steps: int = INNER) -> list[torch.T
     with torch.random.fork_rng():
         own = small_model()
     own.load_state_dict(model.state_dict())
-    inner_steps(torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5), own, rank, steps)
+    inner_steps(torch.optim.SGD(own.parameters(), lr=LR, momentum=MOMENTUM), own, rank, steps)
     return weights(own)
 
 
@@ -76,7 +61,7 @@ def test_all_have_the_same_outer_model_and_go_on_from_it(options: dict[str, Any]
         for _ in range(ROUNDS):
             inner_steps(worker, models[rank], rank)
 
-    with team(models, **options) as workers:
+    with local_team(models, **options) as workers:
         together(*(partial(work, *each) for each in enumerate(workers)))
         assert [worker.version for worker in workers] == [ROUNDS] * 3
         assert [worker.tally.included for worker in workers] == [ROUNDS] * 3
@@ -87,19 +72,11 @@ def test_all_have_the_same_outer_model_and_go_on_from_it(options: dict[str, Any]
 
 def progress(rank: int, step: int) -> torch.Tensor:
     """Return how far some inner steps move a model whose gradients do not depend on it: plain SGD."""
-    return -0.1 * torch.stack([fixed_gradient(100 * rank + INNER * step + i) for i in range(INNER)]).sum(dim=0)
+    return -LR * torch.stack([fixed_gradient(100 * rank + INNER * step + i) for i in range(INNER)]).sum(dim=0)
 
 
 def fixed_gradient(seed: int) -> torch.Tensor:
-    return torch.randn(small_model_size(), generator=torch.Generator().manual_seed(seed))
-
-
-def small_model_size() -> int:
-    return sum(p.numel() for p in small_model().parameters())
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    return drawn(small_model(), seed)
 
 
 def test_without_waiting_each_goes_on_with_its_newest_movement_beside_the_outer_model() -> None:
@@ -108,44 +85,21 @@ def test_without_waiting_each_goes_on_with_its_newest_movement_beside_the_outer_
     def work(rank: int, worker: Any) -> None:
         for step in range(ROUNDS):
             for i in range(INNER):
-                made = fixed_gradient(100 * rank + INNER * step + i)
-                for parameter, piece in zip(
-                    models[rank].parameters(),
-                    made.split([p.numel() for p in models[rank].parameters()]),
-                    strict=True,
-                ):
-                    parameter.grad = piece.view_as(parameter).clone()
+                give(models[rank], fixed_gradient(100 * rank + INNER * step + i))
                 worker.step()
             seen[rank].append(flat(models[rank]))
         worker.finish()
 
-    with Fabric() as running:
-        workers: dict[int, Any] = {}
-
-        def join(rank: int) -> None:
-            sgd = torch.optim.SGD(models[rank].parameters(), lr=0.1)
-            workers[rank] = mlfabric.wrap(
-                sgd,
-                models[rank],
-                settings=running.settings(f"w{rank}"),
-                method="local-sgd",
-                workers=2,
-                inner_steps=INNER,
-                at_least=1.0,
-                wait=False,
-            )
-
-        together(*(partial(join, rank) for rank in range(2)))
+    with local_team(models, method="local-sgd", momentum=0.0, wait=False) as workers:
         outer = flat(workers[0].outer_model)
-        together(*(partial(work, *each) for each in workers.items()))
+        together(*(partial(work, *each) for each in enumerate(workers)))
         for step in range(ROUNDS):
             for rank in range(2):
                 assert torch.allclose(seen[rank][step], outer + progress(rank, step), atol=1e-5)
             outer = outer + (progress(0, step) + progress(1, step)) / 2
-        for rank, worker in workers.items():
+        for rank, worker in enumerate(workers):
             assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
             assert torch.equal(flat(models[rank]), flat(worker.outer_model))
-            worker.leave()
 
 
 def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
@@ -159,7 +113,7 @@ def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
             worker.weigh(weigh[rank])  # the last word counts
             worker.step()
 
-    with team(models, method="local-sgd") as workers:
+    with local_team(models, method="local-sgd") as workers:
         together(*(partial(work, *each) for each in enumerate(workers)))
         for found, wanted in zip(weights(models[0]), expected, strict=True):
             torch.testing.assert_close(found, wanted)
@@ -176,11 +130,11 @@ def test_diloco_steps_the_outer_model_along_the_movement(
     model, own, shared = small_model(3), small_model(3), small_model(3)
     usual = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
     inner, by_hand = (
-        torch.optim.SGD(own.parameters(), lr=0.1, momentum=0.5),
+        torch.optim.SGD(own.parameters(), lr=LR, momentum=MOMENTUM),
         (outer or usual)(list(shared.parameters())),
     )
     options: dict[str, Any] = {} if outer is None else {"outer": outer}
-    with team([model], method="diloco", **options) as (worker,):
+    with local_team([model], method="diloco", **options) as (worker,):
         for _ in range(ROUNDS):
             inner_steps(worker, model, 0)
             inner_steps(inner, own, 0)
@@ -194,7 +148,7 @@ def test_diloco_steps_the_outer_model_along_the_movement(
 
 def test_the_state_of_the_inner_optimizer_stays_and_schedulers_work() -> None:
     model = small_model()
-    with team([model], method="local-sgd") as (worker,):
+    with local_team([model], method="local-sgd") as (worker,):
         scheduler = torch.optim.lr_scheduler.StepLR(worker, 1, gamma=0.5)
         inner_steps(worker, model, 0)
         scheduler.step()
@@ -204,10 +158,11 @@ def test_the_state_of_the_inner_optimizer_stays_and_schedulers_work() -> None:
 
 def test_who_joins_later_has_the_outer_model() -> None:
     first, second = small_model(1), small_model(2)
+    late: dict[str, Any] = {"momentum": MOMENTUM, "method": "diloco", "inner_steps": INNER, "at_least": 0.1}
     with Fabric() as running:
-        one = joined(running, 0, first, method="diloco", at_least=0.1)
+        one = joined(running, 0, first, **late)
         inner_steps(one, first, 0)
-        other = joined(running, 1, second, method="diloco", at_least=0.1)
+        other = joined(running, 1, second, **late)
         assert other.version == 1
         assert same(weights(second), weights(one.outer_model))
         inner_steps(other, second, 1)
@@ -218,7 +173,7 @@ def test_who_joins_later_has_the_outer_model() -> None:
 
 def test_a_movement_that_is_not_finite_is_dropped_and_its_worker_goes_on_from_the_outer_model() -> None:
     model = small_model()
-    with team([model], method="diloco") as (worker,):
+    with local_team([model], method="diloco") as (worker,):
         inner_steps(worker, model, 0)
         before = weights(worker.outer_model)
         with torch.no_grad():
@@ -230,7 +185,7 @@ def test_a_movement_that_is_not_finite_is_dropped_and_its_worker_goes_on_from_th
 
 def test_finish_takes_the_outer_model_over() -> None:
     model = small_model()
-    with team([model], method="local-sgd") as (worker,):
+    with local_team([model], method="local-sgd") as (worker,):
         inner_steps(worker, model, 0)
         shared = weights(worker.outer_model)
         inner_steps(worker, model, 0, INNER - 1)
@@ -255,7 +210,7 @@ def test_what_is_not_trained_stays_and_batchnorm_travels() -> None:
     def work(rank: int, worker: Any) -> None:
         inner_steps(worker, models[rank], rank)
 
-    with team(models, method="local-sgd") as workers:
+    with local_team(models, method="local-sgd") as workers:
         together(*(partial(work, *each) for each in enumerate(workers)))
     assert torch.equal(models[0][0].weight, frozen)
     assert torch.equal(models[0][1].running_mean, models[1][1].running_mean)
@@ -277,28 +232,10 @@ def in_fragments(models: list[torch.nn.Module], wait: bool, rounds: int) -> list
             seen[rank].append(flat(models[rank]))
         worker.finish()
 
-    def join(rank: int) -> None:
-        sgd = torch.optim.SGD(models[rank].parameters(), lr=0.1)
-        options: dict[str, Any] = {"method": "local-sgd", "inner_steps": PARTS * INNER}
-        options |= {"fragments": PARTS, "wait": wait}
-        settings = running.settings(f"w{rank}")
-        workers[rank] = mlfabric.wrap(
-            sgd, models[rank], settings=settings, workers=len(models), at_least=1.0, **options
-        )
-
-    workers: dict[int, Any] = {}
-    with Fabric() as running:
-        together(*(partial(join, rank) for rank in range(len(models))))
-        together(*(partial(work, *each) for each in workers.items()))
-        for worker in workers.values():
-            worker.leave()
-    return [workers[rank] for rank in range(len(models))]
-
-
-def give(model: torch.nn.Module, made: torch.Tensor) -> None:
-    pieces = made.split([p.numel() for p in model.parameters()])
-    for parameter, piece in zip(model.parameters(), pieces, strict=True):
-        parameter.grad = piece.view_as(parameter).clone()
+    options: dict[str, Any] = {"inner_steps": PARTS * INNER, "fragments": PARTS, "wait": wait}
+    with local_team(models, method="local-sgd", momentum=0.0, **options) as workers:
+        together(*(partial(work, *each) for each in enumerate(workers)))
+    return workers
 
 
 @pytest.mark.parametrize("wait", [True, False])

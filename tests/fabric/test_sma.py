@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -14,44 +14,21 @@ import mlfabric
 from mlfabric.worker_daemon.step_roles import RoundOutcome
 from tests.fabric.harness import Fabric, small_model
 from tests.fabric.several import together
+from tests.fabric.wrapped_team import LR, drawn, flat, give, joined, team
 
-LR, STEPS, WORKERS = 0.1, 6, 3
-
-
-def joined(running: Fabric, rank: int, model: torch.nn.Module, **options: Any) -> Any:
-    sgd = torch.optim.SGD(model.parameters(), lr=LR)
-    return mlfabric.wrap(sgd, model, method="sma", settings=running.settings(f"w{rank}"), **options)
+STEPS, WORKERS = 6, 3
 
 
-@contextmanager
-def team(models: list[torch.nn.Module], **options: Any) -> Iterator[list[Any]]:
-    """Let a worker join for each model; all are waited for."""
-    workers: dict[int, Any] = {}
-
-    def join(rank: int) -> None:
-        workers[rank] = joined(running, rank, models[rank], workers=len(models), **options)
-
-    with Fabric() as running:
-        together(*(partial(join, rank) for rank in range(len(models))))
-        yield [workers[rank] for rank in range(len(models))]
-        for worker in workers.values():
-            worker.leave()
-
-
-def flat(model: torch.nn.Module) -> torch.Tensor:
-    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+def sma_team(models: list[torch.nn.Module], **options: Any) -> AbstractContextManager[list[Any]]:
+    return team(models, method="sma", **options)
 
 
 def gradient(model: torch.nn.Module, rank: int, step: int) -> torch.Tensor:
-    size = sum(p.numel() for p in model.parameters())
-    return torch.randn(size, generator=torch.Generator().manual_seed(100 * rank + step))
+    return drawn(model, 100 * rank + step)
 
 
 def make_step(worker: Any, model: torch.nn.Module, rank: int, step: int) -> None:
-    parameters = list(model.parameters())
-    pieces = gradient(model, rank, step).split([p.numel() for p in parameters])
-    for parameter, piece in zip(parameters, pieces, strict=True):
-        parameter.grad = piece.view_as(parameter).clone()
+    give(model, gradient(model, rank, step))
     worker.step()
 
 
@@ -79,7 +56,7 @@ def train(workers: list[Any], models: list[torch.nn.Module], rates: list[float])
 def test_workers_and_central_model_move_as_the_algorithm_says(momentum: float) -> None:
     models: list[torch.nn.Module] = [small_model(seed) for seed in range(WORKERS)]
     outer = None if momentum else (lambda parameters: torch.optim.SGD(parameters, lr=1.0))
-    with team(models, outer=outer) as workers:
+    with sma_team(models, outer=outer) as workers:
         central = flat(workers[0].outer_model)
         seen = train(workers, models, [LR] * STEPS)
         assert [worker.version for worker in workers] == [STEPS - 1] * WORKERS
@@ -94,7 +71,7 @@ def test_workers_and_central_model_move_as_the_algorithm_says(momentum: float) -
 
 def test_a_new_learning_rate_lets_a_worker_go_on_from_the_central_model() -> None:
     models: list[torch.nn.Module] = [small_model(seed) for seed in range(2)]
-    with team(models) as workers:
+    with sma_team(models) as workers:
         seen = train(workers, models, [LR] * 3 + [LR / 10] * 2)
     for each in seen:
         own, central = each[3].chunk(2)
@@ -108,12 +85,16 @@ def test_who_is_left_at_the_end_has_the_central_model_and_a_late_one_begins_with
     late = small_model(7)
     with Fabric() as running:
         workers: dict[int, Any] = {}
-        together(*(partial(lambda r: workers.update({r: joined(running, r, models[r], workers=2)}), r) for r in (0, 1)))
+
+        def join(rank: int) -> None:
+            workers[rank] = joined(running, rank, models[rank], method="sma", workers=2)
+
+        together(*(partial(join, rank) for rank in (0, 1)))
         for step in range(STEPS):
             together(*(partial(make_step, workers[r], models[r], r, step) for r in (0, 1)))
         together(*(workers[r].finish for r in (0, 1)))
         assert torch.equal(flat(models[0]), flat(workers[1].outer_model))
-        workers[2] = joined(running, 2, late)
+        workers[2] = joined(running, 2, late, method="sma")
         assert torch.equal(flat(late), flat(workers[0].outer_model))
         together(*(partial(make_step, workers[r], m, r, 50) for r, m in enumerate([*models, late])))
         together(*(workers[r].finish for r in range(3)))
@@ -133,7 +114,7 @@ def test_a_model_with_nan_is_in_no_round_and_goes_on_from_the_central_one() -> N
             make_step(worker, model, rank, step)
         worker.finish()
 
-    with team(models) as workers:
+    with sma_team(models) as workers:
         together_on(workers, models, spoilt)
         assert workers[0].tally.dropped == 1
         assert all(torch.isfinite(flat(model)).all() for model in models)
@@ -159,7 +140,7 @@ def test_several_learners_on_each_of_two_devices_share_one_central_model() -> No
         worker.finish()
         last.append(loss(worker.outer_model, inputs, wanted).item())
 
-    with team(models) as workers:
+    with sma_team(models) as workers:
         together_on(workers, models, learn)
         assert [worker.version for worker in workers] == [40, 40]
         assert torch.equal(flat(workers[0].outer_model), flat(workers[1].outer_model))
