@@ -140,12 +140,10 @@ def examples(*lines: str) -> str:
 
 
 def log_to_stderr(level: Level, form: LogForm) -> None:
-    """Log to the error stream, a line for each record."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.name,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
+    """Log to the error stream, a line for each record; of other packages warnings at the least."""
+    others = max(logging.WARNING, logging.getLevelNamesMapping()[level.name])
+    layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(stream=sys.stderr, level=others, format=layout, force=True)
+    logging.getLogger("mlfabric").setLevel(level.name)
     if form is LogForm.JSON:
         logging.getLogger().handlers[0].setFormatter(JsonLines())

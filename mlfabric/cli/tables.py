@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, OverflowMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -25,13 +25,19 @@ def console() -> Console:
     return plain if plain.is_terminal else Console(width=WIDTH_WITHOUT_TERMINAL)
 
 
-def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]]) -> Table:
-    """Return a table; a column whose name ends with ``>`` is aligned to the right."""
+def table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str | Text]], *, one_line: bool = False) -> Table:
+    """Return a table; a column whose name ends with ``>`` is aligned to the right.
+
+    Args:
+        one_line: what does not fit into a line is left out.
+    """
     out = Table(
         title=title, title_justify="left", title_style="bold", header_style="bold", box=None, padding=(0, 2, 0, 0)
     )
     for column in columns:
-        out.add_column(column.rstrip(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
+        justify: JustifyMethod = "right" if column.endswith(">") else "left"
+        overflow: OverflowMethod = "ellipsis" if one_line else "fold"
+        out.add_column(column.rstrip(">"), justify=justify, overflow=overflow, no_wrap=one_line)
     for row in rows:
         out.add_row(*row)
     return out

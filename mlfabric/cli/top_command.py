@@ -7,12 +7,13 @@ import json
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from statistics import median, median_low
+from statistics import median, median_high
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -22,14 +23,19 @@ from mlfabric.launch.scheduler_status import StatusReader
 from mlfabric.security import CLIENT, Security
 from mlfabric.v1 import fabric_pb2
 
-__all__ = ["add_to", "top_view"]
+__all__ = ["add_to", "fitting", "top_view"]
 
 Entry = Mapping[str, Any]
 MOST_KEPT = 5000
 ROUNDS_SHOWN, NOTES_SHOWN, LINKS_SHOWN = 6, 6, 6
 NAME_WIDTH, LEAST_BAR_WIDTH = 16, 20
-_COLOURS = {"settled": "blue", "committed": "blue", "served": "green", "dropped": "yellow", "": "bright_black"}
-_BROKEN = "red"
+_IN, _GET, _OPEN = ("█", "blue"), ("▒", "green"), ("░", "bright_black")
+_DROPPED, _BROKEN = ("x", "yellow"), ("!", "red")
+_LOOKS = {"settled": _IN, "committed": _IN, "served": _GET, "dropped": _DROPPED, "": _OPEN}
+_KEY = (
+    *((_IN, "in the model"), (_GET, "only the model or the result fetched")),
+    *((_DROPPED, "dropped"), (_BROKEN, "void or broken"), (_OPEN, "under way")),
+)
 _COLUMNS = " ▁▂▃▄▅▆▇█"
 
 
@@ -42,9 +48,8 @@ def top(
 ) -> None:
     """Show live what the fabric does, until Ctrl-C.
 
-    A timeline of transfers and rounds (blue: in the model, green: model fetched, yellow: dropped, red: void or broken,
-    grey: under way), what members wait for, delays and divergence with their bounds, the slowest links, the last rounds
-    and decisions with their reasons. Where the output is no terminal it is shown once.
+    A timeline of transfers and rounds, what members wait for, delays and divergence with their bounds, the slowest
+    links, the last rounds and decisions with their reasons. Where the output is no terminal it is shown once.
     """
     asker = StatusReader(scheduler, security=Security.of(tls, CLIENT, insecure=insecure))
     asyncio.run(_watch(asker, span, every))
@@ -61,13 +66,23 @@ async def _watch(asker: StatusReader, span_s: float, every_s: float) -> None:
             return
         with Live(console=screen, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(top_view(found, kept, span_s, screen.width), refresh=True)
+                live.update(fitting(screen, top_view(found, kept, span_s, screen.width)), refresh=True)
                 await asyncio.sleep(every_s)
                 known = found.next_entry
                 found = await reader.read(history_since=known)
                 if found.next_entry < known:  # another scheduler, which counts anew
                     kept.clear()
                 kept.extend(map(json.loads, found.entries))
+
+
+def fitting(screen: Console, view: RenderableType) -> RenderableType:
+    """Leave out the lines that the terminal has no room for, and say how many."""
+    lines = screen.render_lines(view, pad=False)
+    left_out = len(lines) - screen.height + 1
+    if left_out <= 1:
+        return view
+    shown = [segment for line in lines[:-left_out] for segment in (*line, Segment.line())]
+    return Group(Segments(shown), Text(f"{left_out} more lines: a higher window shows them", style="reverse"))
 
 
 def top_view(
@@ -110,26 +125,33 @@ def _present(entries: Iterable[Entry]) -> list[Entry]:
     return kept[::-1]
 
 
-def _timeline(status: fabric_pb2.GetStatusResponse, entries: list[Entry], span_s: float, width: int) -> Table:
-    """Return a row for each worker, in which each character stands for the same time."""
+def _timeline(status: fabric_pb2.GetStatusResponse, entries: list[Entry], span_s: float, width: int) -> Group:
+    """Return a row for each worker, in which each character stands for the same time, and what they mean."""
     now, cell = status.now_ms, 1000 * span_s / width
     began = now - 1000 * span_s
-    rows = {worker.name: [" "] * width for worker in status.workers}
+    states = {member.name: member.state for member in status.members}
+    rows = {worker.name: [" "] * width for worker in status.workers if states.get(worker.name) != "left"}
     colours = {name: [""] * width for name in rows}
     for entry in entries:
         for worker, since, until in _bars(entry, now):
-            if worker in rows and until >= began:
+            if until >= began:
+                row, hues = rows.setdefault(worker, [" "] * width), colours.setdefault(worker, [""] * width)
                 first, last = (min(width - 1, max(0, int((at - began) / cell))) for at in (since, until))
-                colour = _COLOURS.get(entry["outcome"], _BROKEN)
-                rows[worker][first : last + 1] = ["█"] * (last + 1 - first)
-                colours[worker][first : last + 1] = [colour] * (last + 1 - first)
+                look, hue = _LOOKS.get(entry["outcome"], _BROKEN)
+                if look == _IN[0] and worker in entry.get("receivers", ()):
+                    look, hue = _GET
+                row[first : last + 1] = [look] * (last + 1 - first)
+                hues[first : last + 1] = [hue] * (last + 1 - first)
     made = Table(box=None, padding=0, show_header=False)
     made.add_column(width=NAME_WIDTH, overflow="ellipsis", no_wrap=True)
     made.add_column(no_wrap=True)
     for name in sorted(rows):
         line = Text.assemble(*zip(rows[name], colours[name], strict=True))
         made.add_row(name, line)
-    return made
+    began_text = f"-{span_s:g} s"
+    made.add_row("", Text(began_text + "now".rjust(width - len(began_text)), style="dim"))
+    key = Text.assemble(*(part for (look, hue), words in _KEY for part in ((look, hue), f" {words}  ")))
+    return Group(made, key)
 
 
 def _bars(entry: Entry, now: float) -> Iterable[tuple[str, float, float]]:
@@ -146,10 +168,15 @@ def _bars(entry: Entry, now: float) -> Iterable[tuple[str, float, float]]:
 def _members(status: fabric_pb2.GetStatusResponse) -> Table:
     tallies = {worker.name: worker for worker in status.workers}
     rows = [
-        (member.name, member.state, _warned(tallies.get(member.name)) or member.activity, *_tally(tallies, member.name))
+        (
+            *(member.name, "lost" if member.state == "left" and member.activity else member.state),
+            *_tally(tallies, member.name),
+            _warned(tallies.get(member.name)) or member.activity,
+        )
         for member in status.members
     ]
-    return tables.table("Members", ("name", "state", "what it does, or waits for", "in the model>", "dropped>"), rows)
+    columns = ("name", "state", "in the model>", "dropped>", "what it does, or waits for")
+    return tables.table("Members", columns, rows, one_line=True)
 
 
 def _warned(worker: fabric_pb2.WorkerStatus | None) -> str:
@@ -168,7 +195,7 @@ def _models(status: fabric_pb2.GetStatusResponse, over: Iterable[Entry]) -> Tabl
             delays[entry["model"]] += entry["delays"].values() if entry["kind"] == "round" else [entry["delay"]]
     columns = ("name", "version>", "delay median>", "most>", "bound>", "0 1 2 ...", "its replica is behind")
     rows = [(m.name, str(m.version.number), *_late(delays[m.name], m.tau_max), _behind(m)) for m in status.models]
-    return tables.table("Models", columns, rows)
+    return tables.table("Models", columns, rows, one_line=True)
 
 
 def _late(delays: list[int], bound: int) -> tuple[str, str, str, str]:
@@ -195,8 +222,9 @@ def _behind(model: fabric_pb2.ModelStatus) -> str:
 
 def _links(status: fabric_pb2.GetStatusResponse) -> Table:
     """Return the slowest links; those below half of the usual rate of their direction are marked."""
-    ways = {up: [link.estimate_bps for link in status.links if link.up == up] for up in (True, False)}
-    usual = {up: median_low(rates) for up, rates in ways.items() if rates}
+    known = [link for link in status.links if link.nominal_bps or link.HasField("age_s")]
+    ways = {up: [link.estimate_bps for link in known if link.up == up] for up in (True, False)}
+    usual = {up: median_high(rates) if rates else 0 for up, rates in ways.items()}
     slowest = sorted(status.links, key=lambda link: link.estimate_bps)[:LINKS_SHOWN]
     rows = [
         (
@@ -222,7 +250,7 @@ def _rounds(rounds: Iterable[Entry]) -> Table:
         )
         for entry in rounds
     ]
-    return tables.table("Rounds", ("model", "version>", "took>", "planned>", "in>", "why"), shown)
+    return tables.table("Rounds", ("model", "version>", "took>", "planned>", "in>", "why"), shown, one_line=True)
 
 
 def _notes(entry: Entry) -> Iterable[str]:
@@ -231,7 +259,7 @@ def _notes(entry: Entry) -> Iterable[str]:
         case {"kind": "note"}:
             yield f"{entry['about']} {entry['text']}"
         case {"outcome": "dropped"}:
-            yield f"{entry['worker']}: {entry['id']} is dropped: {entry['cause']}"
+            yield f"{entry['worker']}: {entry['id']} is dropped: {entry['reason']}"
         case {"outcome": "void"}:
             yield f"{entry['model']}: {entry['id']} is void: {entry['cause']}"
 

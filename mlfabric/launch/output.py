@@ -47,7 +47,7 @@ class Output:
     def _write(self, name: str, line: bytes, is_error: bool) -> None:
         stream = self._streams[is_error]
         if is_error and line.startswith(JSON_LINE):
-            whole = b'{"process": "' + name.encode() + b'", ' + line[1:]
+            whole = _in_process(name, line)
         else:
             whole = b"[" + name.encode() + b"] " + line
         try:
@@ -60,12 +60,18 @@ class Output:
         """Write a line of the launcher's own to the error stream."""
         line = f"mlfabric: {text}"
         if self._as_json:
-            line = JsonLines().format(logging.makeLogRecord({"name": _LOGGER, "levelname": "INFO", "msg": text}))
+            record = logging.makeLogRecord({"name": _LOGGER, "levelname": "INFO", "msg": text})
+            line = _in_process("run", JsonLines().format(record).encode()).decode()
         try:
             self._streams[1].write(f"{line}\n".encode())
             self._streams[1].flush()
         except BrokenPipeError:
             _go_quiet(self._streams[1])
+
+
+def _in_process(name: str, line: bytes) -> bytes:
+    """Say in a line that is JSON which process wrote it."""
+    return b'{"process": "' + name.encode() + b'", ' + line[1:]
 
 
 def _go_quiet(stream: BinaryIO) -> None:

@@ -27,7 +27,7 @@ from mlfabric.model.chunking import chunk_bytes
 from mlfabric.model.specs import ALIGNMENT_BYTES
 from mlfabric.network import Network, Reservation, down_link, up_link
 from mlfabric.planning import Consistency, PlannerConfig, Shape
-from mlfabric.planning.all_reduce import way_of
+from mlfabric.planning.all_reduce import Way, way_of
 from mlfabric.planning.rings import Ring
 from mlfabric.planning.stripes import Hosts, Striped
 from mlfabric.protocol import RoundId
@@ -39,6 +39,8 @@ RING_FROM_NS = 800_000
 """How long a tensor takes over a fast host's link from which on hops, with their messages, are worth while; stripes
 as a ring."""
 MOST_CHAINS, CHAINS_OF_MANY = 16, 8
+_SHARED = 2
+"""How many times as long a round takes over links that others use at the same time: TCP shares them."""
 _SPREAD = 1.5
 """How many times the planned rate a stream may have, so that it makes up for what others were late."""
 
@@ -111,7 +113,7 @@ def shape_round(
     wire_ns = size_bytes * 8 * 10**9 // max(1, *(_rate_bps(network, host, now_ns) for host in hosts.names))
     possible = planner_config(size_bytes, wire_ns).shapes
     shapes = possible - (without if not receivers else frozenset()) or possible
-    way = way_of(network, hosts, size_bytes, now_ns, chunk_bytes, shapes)
+    way, planned_ns = _way(network, hosts, size_bytes, now_ns, shapes)
     if way.ring is not None:
         shaped = making.in_ring(way.ring, way.reason)
     elif way.striped is not None:
@@ -121,7 +123,27 @@ def shape_round(
     if way.striped is not None and way.shape is Shape.STRIPES:
         held = held_to_shares(shaped.trees, network, making.hosts_of_all, now_ns, way.striped.over_span)
         shaped = replace(shaped, trees=held)
+    if planned_ns:
+        shaped = replace(shaped, transfers=(), planned_ns=planned_ns)
     return replace(shaped, without_stripes=Shape.STRIPES in possible - shapes)
+
+
+def _way(network: Network, hosts: Hosts, size_bytes: int, now_ns: int, shapes: frozenset[Shape]) -> tuple[Way, int]:
+    """Find a way over what is free of links, or, if that takes much longer, over all of them: others will share them.
+
+    Returns:
+        The way; and how long it is to take, nothing being reserved for it: 0 if it goes over what is free.
+    """
+    way = way_of(network, hosts, size_bytes, now_ns, chunk_bytes, shapes)
+    if not network.has_reservations:
+        return way, 0
+    alone = way_of(network.without_reservations(), hosts, size_bytes, now_ns, chunk_bytes, shapes)
+    if alone.done_ns is None:
+        return way, 0
+    planned_ns = _SHARED * (alone.done_ns - now_ns)
+    if way.done_ns is not None and way.done_ns - now_ns <= planned_ns:
+        return way, 0
+    return alone._replace(reason=f"{alone.reason}, over links that others use as well"), planned_ns
 
 
 def ring_ns(network: Network, hosts: Collection[str], size_bytes: int, now_ns: int) -> int:

@@ -49,6 +49,9 @@ class Network:
         self._default_bps = _rate(default_bps)
         self._hosts: set[str] = set()
         self._nominal_bps: dict[LinkId, int] = {}
+        self._seen_ns: dict[LinkId, int] = {}
+        self._since_ns: dict[LinkId, int] = {}
+        """When each link's rate was last seen; from when on what is seen of it counts."""
         self._capacity: dict[LinkId, Timeline] = {}
         self._free: dict[LinkId, Timeline] = {}
         self._overbooked: set[LinkId] = set()
@@ -135,7 +138,7 @@ class Network:
                 return name
         return None
 
-    def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0) -> None:
+    def add_host(self, name: str, up_bps: int = 0, down_bps: int = 0, now_ns: int = 0) -> None:
         """Add a host to a star, or set a nominal rate of a known host.
 
         The same nominal rate as before changes nothing, so a measured rate survives a member's return. In a graph
@@ -143,6 +146,7 @@ class Network:
 
         Args:
             up_bps, down_bps: nominal rates in bit/s; 0 means unknown (the default, for a new host).
+            now_ns: what was seen earlier of a link whose nominal rate changes does not count any more.
 
         Raises:
             UsageError: a bad name or rate, or a new host for a graph.
@@ -162,6 +166,8 @@ class Network:
             elif bps and bps != self._nominal_bps[link]:
                 self._nominal_bps[link] = bps
                 self.set_rate(link, bps)
+                self._since_ns[link] = now_ns
+                self._seen_ns.pop(link, None)
 
     def forget_host(self, name: str) -> None:
         """Forget a host of a star that will not return, with its links; nothing happens while they are reserved."""
@@ -175,6 +181,8 @@ class Network:
         self._touched -= links
         for link in links:
             del self._capacity[link], self._free[link], self._latency_ns[link], self._nominal_bps[link]
+            self._seen_ns.pop(link, None)
+            self._since_ns.pop(link, None)
         self._paths = {ends: path for ends, path in self._paths.items() if name not in ends}
 
     def path(self, source: str, destination: str) -> Path:
@@ -197,15 +205,30 @@ class Network:
         """Return how long a bit takes over an idle path: the sum of its links' latencies."""
         return sum(map(self._latency_ns.__getitem__, path))
 
-    def set_rate(self, link: LinkId, bps: int) -> None:
+    def set_rate(self, link: LinkId, bps: int, seen_ns: int | None = None) -> None:
         """Set a link's base capacity: it holds from now until the first planned change that is not yet pruned.
 
         Args:
             bps: in bit/s; 0 means that nothing passes.
+            seen_ns: when that was seen; nothing happens if something newer is known. None if it counts in any case.
         """
         capacity = self._line(self._capacity, link)
+        if seen_ns is not None:
+            if seen_ns < self._since_ns.get(link, 0):
+                return
+            self.seen((link,), seen_ns)
         capacity.trim(self._floor_ns)
         self._put(link, 0, bps)
+
+    def seen(self, links: Iterable[LinkId], at_ns: int) -> None:
+        """Note that links carry what they are taken to carry."""
+        times = dict.fromkeys(links, at_ns)
+        self._seen_ns.update(times)
+        self._since_ns.update(times)
+
+    def seen_ns(self, link: LinkId) -> int | None:
+        """Return when a link was last seen to carry about what it is taken to carry; None if it never was."""
+        return self._seen_ns.get(link)
 
     def plan_rate_change(self, link: LinkId, at_ns: int, bps: int) -> None:
         """Plan a capacity from ``at_ns`` until the next planned change (a maintenance window is two of these)."""
@@ -316,12 +339,25 @@ class Network:
         """Return a cheap overlay for trying reservations; it is valid until this network changes."""
         return Draft(self._free, self._floor_ns)
 
+    @property
+    def has_reservations(self) -> bool:
+        """Whether anything is reserved, be it over or not."""
+        return bool(self._reserved)
+
+    def without_reservations(self) -> Network:
+        """Return an independent copy of which nothing is reserved."""
+        bare = self.copy()
+        for _, key in self._reserved:
+            bare.release(key)
+        return bare
+
     def copy(self) -> Network:
         """Return an independent copy."""
         twin = Network(self._routes, self._default_bps, self._up_latency_ns)
         twin._latency_ns = self._latency_ns.copy()
         twin._hosts = self._hosts.copy()
         twin._nominal_bps = self._nominal_bps.copy()
+        twin._seen_ns, twin._since_ns = self._seen_ns.copy(), self._since_ns.copy()
         twin._capacity = {link: line.copy() for link, line in self._capacity.items()}
         twin._free = {link: line.copy() for link, line in self._free.items()}
         twin._overbooked = self._overbooked.copy()

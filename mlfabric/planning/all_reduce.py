@@ -36,6 +36,13 @@ class Way(NamedTuple):
     ring: Ring | None
     reason: str
 
+    @property
+    def done_ns(self) -> int | None:
+        """When the last host has the sum; None if there is no way."""
+        if self.ring is not None:
+            return self.ring.arrive_ns
+        return None if self.striped is None else self.striped.done_ns
+
 
 def way_of(
     network: Network,

@@ -22,5 +22,6 @@ def unreachable(candidate: Candidate) -> Left:
 
 def crowded_out(candidate: Candidate, position: int, took_ns: int) -> Left:
     """Leave out the slowest of the updates that compete for the positions up to one."""
-    detail = f"no position is left up to {position}; the slowest due by then goes ({took_ns / 1e6:.1f} ms)"
+    takes = f"it takes {took_ns / 1e6:.1f} ms from {candidate.source}"
+    detail = f"more updates are due by version {position} than fit; the slowest of them is left out: {takes}"
     return Left(update=candidate.update, cause=DropReason.DEADLINE_CONFLICT, reason=detail)

@@ -42,6 +42,8 @@ from mlfabric.protocol import (
     UpdateId,
     Welcome,
 )
+from mlfabric.scheduler.rounds.step_rounds import StepRounds
+from mlfabric.scheduler.shards.parts import name_of_whole
 from mlfabric.scheduler.state import SchedulerState
 from mlfabric.telemetry.history import Entry, History
 
@@ -149,8 +151,13 @@ class Journal:
     def _level(self, state: SchedulerState, now_ns: int, mean_plan_ms: float) -> Entry:
         versions = {name: model.pushes.version.number for name, model in state.models.items()}
         versions |= {name: rounds.version for name, rounds in state.reductions.items()}
-        models: dict[str, dict[str, Any]] = {name: {"version": version} for name, version in versions.items()}
+        models: dict[str, dict[str, Any]] = {
+            name: {"version": version, "whole": name, "tau_max": 0} for name, version in versions.items()
+        }
+        for name, rounds in state.reductions.items():
+            models[name]["tau_max"] = (rounds.delay_bound or 0) if isinstance(rounds, StepRounds) else 0
         for name, model in state.models.items():
+            models[name] |= {"whole": name_of_whole(model.pushes.spec), "tau_max": model.pushes.tau_max}
             if (behind := model.replication.behind) is not None:
                 models[name] |= behind._asdict()
         network = state.context.network
@@ -214,7 +221,7 @@ class Journal:
             if event.end is TransferEnd.RECEIVED:
                 self._updates[update].received_ns = now_ns
             elif event.end is TransferEnd.DISCARDED and event.cause is not None:
-                yield self._dropped(update, event.cause, now_ns)
+                yield self._dropped(update, event.cause, event.cause.value, now_ns)
 
     def _decided(self, state: SchedulerState, instruction: Instruction, now_ns: int) -> Iterator[Entry]:
         match instruction:
@@ -226,16 +233,15 @@ class Journal:
             case Serve(model=model, get=get) if model in state.models and get in state.models[model].gets.planned:
                 self._gets[get] = _Get(model=model, planned=state.models[model].gets.planned[get].profile)
             case Drop(update=update) if instruction.to == update.worker and update in self._updates:
-                yield self._dropped(update, instruction.cause, now_ns)
+                yield self._dropped(update, instruction.cause, instruction.reason, now_ns)
             case Reduce():
                 self._begun(state, instruction, now_ns)
             case ReduceSettled(round=round_id) if round_id in self._rounds:
                 yield self._round(round_id, self._rounds.pop(round_id), now_ns, "settled", "")
             case CancelReduce(round=round_id) if round_id in self._rounds:
                 yield self._round(round_id, self._rounds.pop(round_id), now_ns, "void", instruction.reason)
-            case PassReduce():
-                fate = "is kept for a later round" if instruction.keep else "is dropped"
-                yield self._note(now_ns, instruction.to, f"its gradient {fate}: {instruction.reason}")
+            case PassReduce(keep=False):
+                yield self._note(now_ns, instruction.to, f"its gradient is dropped: {instruction.reason}")
             case ReduceFailed():
                 refused = f"its tensor is refused: {instruction.reason}"
                 yield self._note(now_ns, instruction.to, refused, is_warning=True)
@@ -265,8 +271,9 @@ class Journal:
         if told.reduce is not None and told.version:
             one.delays[told.to] = max(0, told.version - 1 - self._computed_from.get(told.to, told.version - 1))
 
-    def _dropped(self, update: UpdateId, cause: DropReason, now_ns: int) -> Entry:
-        return {**self._update(update, self._updates.pop(update), now_ns, "dropped"), "cause": cause.value}
+    def _dropped(self, update: UpdateId, cause: DropReason, reason: str, now_ns: int) -> Entry:
+        dropped = self._update(update, self._updates.pop(update), now_ns, "dropped")
+        return {**dropped, "cause": cause.value, "reason": reason}
 
     def _update(self, update: UpdateId, one: _Update, ended_ns: int, outcome: str) -> dict[str, Any]:
         return {

@@ -89,7 +89,6 @@ class SchedulerState:
     def __init__(self, config: SchedulerConfig, network: Network | None = None) -> None:
         network = network if network is not None else Network.star(config.default_bps)
         self.context = Context(config, network, TicketMaker(config.ticket_secret), NumberMaker(config.term.number))
-        self.measured: dict[tuple[str, bool], int] = {}
         self._known = known = KnownModels()
         self.models, self.wholes, self.reductions = known.held, known.wholes, known.reductions
         self.verdict = Verdict.STAYS
@@ -272,14 +271,10 @@ class SchedulerState:
                 yield from table.initial_received(event.version)
                 self._membership.initial.have_come(name_of_whole(table.spec))
             case LinksReported():
-                self._membership.set_rates(event)
+                self._membership.set_rates(event, now_ns)
                 for model in self.models.values():
                     model.pushes.links_changed(now_ns)
                     model.gets.links_changed(now_ns)
-                hosts = self.context.network.hosts
-                self.measured.update({(r.host, r.up): now_ns - r.age_ns for r in event.rates if r.host in hosts})
-                if len(self.measured) > 2 * len(hosts):
-                    self.measured = {link: at_ns for link, at_ns in self.measured.items() if link[0] in hosts}
             case MemoryReported():
                 if event.name in self.context.members:
                     self.context.members[event.name].memory_bytes = dict(event.kinds)

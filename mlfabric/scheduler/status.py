@@ -299,8 +299,7 @@ def _links(state: SchedulerState, now_ns: int) -> list[fabric_pb2.LinkStatus]:
             status = fabric_pb2.LinkStatus(
                 host=host, up=up, nominal_bps=nominal, estimate_bps=network.rate_bps(link, now_ns)
             )
-            measured = state.measured.get((host, up))
-            if measured is not None:
-                status.age_s = (now_ns - measured) / 1e9
+            if (seen_ns := network.seen_ns(link)) is not None:
+                status.age_s = (now_ns - seen_ns) / 1e9
             out.append(status)
     return out

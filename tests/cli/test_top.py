@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from mlfabric.cli.top_command import top_view
+from mlfabric.cli.top_command import fitting, top_view
 from mlfabric.v1 import fabric_pb2
 from tests.processes import Start
 
@@ -62,19 +62,40 @@ def test_the_timeline_has_a_bar_where_a_worker_was_in_a_round() -> None:
 def test_what_is_under_way_goes_on_until_now() -> None:
     lines = _shown(_status(_round(NOW - 1000, 0, outcome="")))
     row = next(line for line in lines if line.startswith("a"))
-    assert row.rstrip().endswith("█" * 9)
+    assert row.rstrip().endswith("░" * 9)
 
 
 def test_rounds_and_decisions_say_why() -> None:
     note = {"kind": "note", "at": NOW, "about": "b", "text": "is silent", "warning": True}
     dropped = {"kind": "update", "id": "a#7", "worker": "a", "planned": None, "ended": NOW}
-    dropped |= {"outcome": "dropped", "cause": "late"}
+    dropped |= {"outcome": "dropped", "cause": "late", "reason": "late by 2 versions"}
     void = _round(NOW - 3000, NOW - 2000, outcome="void", cause="b: its connection broke")
     text = "\n".join(_shown(_status(), _round(NOW - 5000, NOW - 4250), void, dropped, note))
     wanted = ("0.75 s", "0.50 s", "2 of 2 workers", "void: b: its connection broke", "b is silent")
-    for words in (*wanted, "a: a#7 is dropped: late"):
+    for words in (*wanted, "a: a#7 is dropped: late by 2 versions"):
         assert words in text
-    assert re.search(r"computes +5 +1 \(17%\)", text)
+    assert re.search(r"here +5 +1 \(17%\) +computes", text)
+
+
+def test_who_only_gets_the_result_of_a_round_looks_otherwise_and_who_has_left_has_no_row() -> None:
+    status = _status()
+    status.members[1].state = "left"
+    round_ = _round(NOW - 5000, NOW - 4000, members="a")
+    assert not any(line.startswith("b ") and "█" in line for line in _shown(status, round_))
+    row = next(line for line in _shown(_status(), {**round_, "receivers": ["b"]}) if line.startswith("b"))
+    assert "▒" in row
+
+
+def test_a_low_terminal_shows_what_fits_and_says_how_much_does_not() -> None:
+    screen = Console(width=80, height=10, force_terminal=False)
+    view = top_view(_status(), [_round(NOW - 5000, NOW - 4000)], 10.0, 80)
+    with screen.capture() as captured:
+        screen.print(fitting(screen, view))
+    lines = captured.get().splitlines()
+    assert len(lines) == 10
+    assert re.fullmatch(r"\d+ more lines: a higher window shows them", lines[-1].strip())
+    screen.height = 100
+    assert fitting(screen, view) is view
 
 
 def test_what_is_of_a_former_model_of_the_same_name_is_left_out() -> None:
@@ -110,7 +131,7 @@ def test_the_slowest_links_come_first_and_those_that_are_slow_are_marked() -> No
     status = _status()
     rates = {"a": 800_000_000, "b": 100_000_000, "c": 800_000_000, "d": 700_000_000}
     for host, bps in rates.items():
-        status.links.append(fabric_pb2.LinkStatus(host=host, up=True, estimate_bps=bps))
+        status.links.append(fabric_pb2.LinkStatus(host=host, up=True, estimate_bps=bps, age_s=1.0))
     lines = _shown(status)
     at = next(n for n, line in enumerate(lines) if line.startswith("Slowest of 4 links"))
     assert [line.split() for line in lines[at + 2 : at + 4]] == [

@@ -66,7 +66,7 @@ def _is_bounded(state: SchedulerState) -> None:
     assert sum(record.state.value != "left" for record in members.values()) <= limits.members
     assert len(members) <= limits.members + limits.departed + 1
     assert len(state.context.network.hosts) <= 2 * limits.members
-    assert len(state.measured) <= 4 * limits.members
+    assert len(state.context.network._seen_ns) <= 4 * limits.members
     assert len(state.models) + len(state.reductions) <= limits.models
     updates, gets = Counter[str](), Counter[str]()
     for model in state.models.values():

@@ -160,6 +160,22 @@ def test_how_long_a_tensor_takes_over_a_fast_link_decides_how_many_hops_it_is_wo
     assert shape(RING_FROM_NS * 100) in (Shape.TREE, Shape.STRIPES)
 
 
+def test_links_that_others_have_reserved_are_shared_with_them() -> None:
+    network, members, size_bytes = star([100 * MEGABIT] * 3), {f"w{i}": f"h{i}" for i in range(3)}, 10_000_000
+    alone = shape_round(network, members, size_bytes, RoundId(1, 1), 0)
+    path = network.path("h1", "h2")
+    for_long = network.transfer(path, 10**11, 0)
+    assert for_long is not None
+    network.reserve("another job's", path, for_long)
+    found = shape_round(network, members, size_bytes, RoundId(1, 1), 0)
+    assert isinstance(alone, Shaped)
+    assert isinstance(found, Shaped)
+    alone_ns = max(one.profile.end_ns for one in alone.transfers)
+    assert alone_ns < found.planned_ns < 2.1 * alone_ns
+    assert not found.transfers
+    assert "over links that others use as well" in found.reason
+
+
 def test_a_host_that_cannot_be_reached_is_said() -> None:
     network = star([200 * MEGABIT] * 3)
     network.set_rate(up_link("h1"), 0)

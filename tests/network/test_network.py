@@ -71,6 +71,23 @@ def test_adding_a_host_again_keeps_what_was_measured_until_its_nominal_rate_chan
     assert star.rate_bps(up_link("c"), 0) == 7
 
 
+def test_what_was_seen_earlier_changes_nothing_nor_what_was_before_another_rate_was_declared(star: Network) -> None:
+    link = up_link("a")
+    star.set_rate(link, 5, seen_ns=20)
+    star.set_rate(link, 7, seen_ns=10)
+    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (5, 20)
+    star.seen([link], 30)
+    star.set_rate(link, 7, seen_ns=25)
+    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (5, 30)
+    star.add_host("a", 3, 0, now_ns=50)
+    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (3, None)
+    star.set_rate(link, 5, seen_ns=40)
+    assert star.rate_bps(link, 0) == 3
+    star.set_rate(link, 2, seen_ns=60)
+    assert star.copy().seen_ns(link) == 60
+    assert star.rate_bps(link, 0) == 2
+
+
 def test_a_transfer_uses_the_least_rate_of_its_path_and_waits_through_a_maintenance_window(star: Network) -> None:
     star.set_rate(up_link("a"), 2 * GBPS)
     for at_ns, bps in ((2 * MS, 0), (10 * MS, GBPS // 2)):

@@ -48,7 +48,7 @@ def test_only_the_last_workers_that_left_are_remembered():
     assert shown == set(names[-MOST:])
     assert not dict(stage.pushes.settled.items())
     assert len(stage.state.context.network.hosts) <= len(kept) + 1
-    assert len(stage.state.measured) <= 2 * len(kept) + 2
+    assert len(stage.state.context.network._seen_ns) <= 2 * len(kept) + 2
     hosts = {s.labels["host"] for m in meter.metrics.registry.collect() for s in m.samples if "host" in s.labels}
     assert hosts <= stage.state.context.network.hosts
 

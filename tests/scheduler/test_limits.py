@@ -248,7 +248,7 @@ def test_what_members_report_of_what_nobody_knows_leaves_no_trace() -> None:
     )
     for event in reports:
         meter.handle(at.state, event, at.now_ns)
-    assert at.state.measured == {}
+    assert at.state.context.network._seen_ns == {}
     assert at.state.context.steps.of("nobody").has_model_ns is None
     page = generate_latest(meter.metrics.registry).decode()
     assert "nowhere" not in page

@@ -49,7 +49,7 @@ def learn(star: Network, links: RoundLinks, hosts: dict[str, str], shape: Shape 
         shape=shape,
     )
     running.measured.update({worker: (up, down) for worker, (_, up, down) in workers.items()})
-    links.learn(star, running, hosts)
+    links.learn(star, running, hosts, now_ns=1)
 
 
 def rates(star: Network, host: str) -> tuple[int, int]:

@@ -78,6 +78,7 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     hosts = page.locator("#links tr").count()
     assert hosts >= WORKERS
     assert page.locator("#matrix rect").count() == hosts * (hosts - 1)
+    assert re.search(r"Rounds take [\d.]+ s.* planned [\d.]+ s", page.locator("#summary").inner_text())
     _hovers(page)
     _pauses(page)
     _reached_by_keys(page)
@@ -85,7 +86,7 @@ def test_the_page_shows_a_running_fabric_and_who_has_died(browser, start: Start,
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
     workers[2].signal(signal.SIGKILL)
-    sync_api.expect(members.locator("tr[data-key=worker-2] td.here")).to_have_count(0, timeout=WITHIN_MS)
+    sync_api.expect(members.locator("tr[data-key=worker-2] td.lost")).to_be_visible(timeout=WITHIN_MS)
     sync_api.expect(page.locator("#notes li").filter(has_text="worker-2").first).to_be_visible()
     assert wrong == []
 

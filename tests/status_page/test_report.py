@@ -17,6 +17,7 @@ from tests.processes import Start
 BEGAN = 1_700_000_000_000.0
 EVIL = "</script><script>document.title = 'evil'</script>"
 WORKERS = ["worker-0", "worker-1"]
+NET = {"version": 7, "whole": "net", "tau_max": 2}
 
 
 def _status() -> dict[str, Any]:
@@ -55,14 +56,15 @@ def _round(number: int) -> dict[str, Any]:
     }
 
 
-def _record(folder: Path) -> None:
+def _record(folder: Path, **status: Any) -> None:
     history = History(folder=folder)
     for number in range(1, 8):
         history.add(_round(number))
-    level = {"kind": "level", "at": BEGAN + 8000, "plans": 7, "mean_plan_ms": 1, "models": {}, "links": {"h": [1, 2]}}
+    known = {"models": {"net": NET}, "links": {"h": [1, 2]}}
+    level = {"kind": "level", "at": BEGAN + 8000, "plans": 7, "mean_plan_ms": 1, **known}
     history.add(level)
     history.add({"kind": "note", "at": BEGAN + 9000, "about": "worker-1", "text": "left", "warning": False})
-    history.record(_status())
+    history.record({**_status(), **status})
     history.close()
 
 
@@ -136,11 +138,12 @@ def test_the_command_writes_the_report_of_a_run(start: Start, tmp_path, free_por
     assert "no record of a run there" in output
 
 
-def test_a_browser_shows_it_without_asking_for_anything(tmp_path):
+@pytest.mark.parametrize("ended", [False, True], ids=["broken off", "ended"])
+def test_a_browser_shows_it_without_asking_for_anything(ended, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if (chromium := shutil.which("chromium")) is None:
         pytest.skip("chromium is missing; on Debian it is in the package chromium")
-    _record(tmp_path)
+    _record(tmp_path, **({"models": []} if ended else {}))
     file = tmp_path / "report.html"
     file.write_text(report_of(tmp_path)[0])
     wrong: list[str] = []
@@ -152,6 +155,7 @@ def test_a_browser_shows_it_without_asking_for_anything(tmp_path):
         page.on("request", lambda asked: wrong.append(asked.url) if asked.url != file.as_uri() else None)
         page.goto(file.as_uri())
         sync_api.expect(page.locator("#rounds tr")).to_have_count(7)
+        sync_api.expect(page.locator("#model")).to_have_text("net (ended)" if ended else "net")
         sync_api.expect(page.locator("#fabric")).to_contain_text("recorded until")
         page.locator("#until").fill("-5")
         sync_api.expect(page.locator("#rounds tr")).to_have_count(3)

@@ -72,7 +72,7 @@ class Membership:
         refusal = self.admission.refusal(event, now_ns)
         if refusal is None:
             try:
-                self._context.network.add_host(member.host, member.up_bps, member.down_bps)
+                self._context.network.add_host(member.host, member.up_bps, member.down_bps, now_ns)
             except UsageError as error:
                 refusal = (RefuseReason.OUT_OF_RANGE, str(error))
         if refusal is not None:
@@ -460,9 +460,9 @@ class Membership:
             if is_new or self._context.is_here(ids.worker):
                 model.pushes.clocks.wait_for(ids.worker)
 
-    def set_rates(self, event: LinksReported) -> None:
-        """Take a monitor's estimates as the links' capacities."""
+    def set_rates(self, event: LinksReported, now_ns: int) -> None:
+        """Take a monitor's estimates as the links' capacities, unless rounds have seen them since."""
         for rate in event.rates:
             link = up_link(rate.host) if rate.up else down_link(rate.host)
             if self._context.network.has_link(link):
-                self._context.network.set_rate(link, rate.bps)
+                self._context.network.set_rate(link, rate.bps, now_ns - rate.age_ns)

@@ -152,7 +152,7 @@ class Probing:
             self._add(answered=(event.source, event.worker) not in self._found)
             self._found[event.source, event.worker] = event.bps
 
-    def learn(self) -> frozenset[LinkId]:
+    def learn(self, now_ns: int) -> frozenset[LinkId]:
         """Set what the probes since the last round have shown, once; return the links of which they tell anything.
 
         None is raised at once above the fastest of them, unless that is less than twice what it had.
@@ -171,6 +171,7 @@ class Probing:
         changed = changed_rates({pair: max(bps, fastest_bps // _LEAST_SHARE) for pair, bps in seen.items()}, known)
         for link, bps in changed.items():
             network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
+        network.seen(links, now_ns)
         self._calm = 0 if changed else self._calm + 1
         self._add(changed=len(changed))
         return frozenset(links)

@@ -107,7 +107,7 @@ class RoundCarrier:
         """
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
-        self._links.probed(self._probing)
+        self._links.probed(self._probing, now_ns)
         return shape_round(
             self._context.network,
             hosts,
@@ -176,7 +176,7 @@ class RoundCarrier:
         """End the round that is under way, and learn from it."""
         running = self._end()
         hosts = self._hosts(running)
-        self._links.learn(self._context.network, running, hosts)
+        self._links.learn(self._context.network, running, hosts, now_ns)
         self.rhythm.settled(now_ns)
         self.settled_ns = now_ns
         self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
@@ -198,7 +198,7 @@ class RoundCarrier:
 
     def links(self, workers: Collection[str], now_ns: int) -> dict[str, Link]:
         """Return what each worker's link carries, in bit/s, if its host's workers share that."""
-        self._links.probed(self._probing)
+        self._links.probed(self._probing, now_ns)
         hosts = {worker: self._context.host(worker) for worker in workers}
         sharing = Counter(hosts.values())
         rate_bps = self._context.network.rate_bps

@@ -65,7 +65,7 @@ class RoundLinks:
         """What the fastest link has carried at best; 0 if none was measured."""
         return max((known.best_bps for known in self._known.values()), default=0)
 
-    def learn(self, network: Network, running: RunningRound, hosts: Mapping[str, str]) -> None:
+    def learn(self, network: Network, running: RunningRound, hosts: Mapping[str, str], now_ns: int) -> None:
         """Set the rates of a round's links to what it has shown.
 
         Args:
@@ -80,32 +80,34 @@ class RoundLinks:
                 load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
                 is_held = worker in up_held, worker in down_held
                 shape = Shape.RING if running.summed else running.shape  # gossip fills no link for certain either
-                self.carried(network, Carried(host, shape, *load, is_held, up_bps, down_bps))
+                self.carried(network, Carried(host, shape, *load, is_held, up_bps, down_bps), now_ns)
 
-    def carried(self, network: Network, carried: Carried) -> None:
+    def carried(self, network: Network, carried: Carried, now_ns: int) -> None:
         """Set the rates of one host's link to what a round has shown."""
         fills, loads = carried.shape is not Shape.RING, (carried.ready_bytes, carried.coming_bytes)
         up_is_full, down_is_full = (fills and load >= _FULL_SHARE * carried.size_bytes for load in loads)
         up_is_held, down_is_held = carried.is_held
-        self._take(network, up_link(carried.host), carried.up_bps, is_full=up_is_full, is_held=up_is_held)
-        self._take(network, down_link(carried.host), carried.down_bps, is_full=down_is_full, is_held=down_is_held)
+        up, down = up_link(carried.host), down_link(carried.host)
+        self._take(network, up, carried.up_bps, now_ns, is_full=up_is_full, is_held=up_is_held)
+        self._take(network, down, carried.down_bps, now_ns, is_full=down_is_full, is_held=down_is_held)
 
-    def probed(self, probing: Probing) -> None:
+    def probed(self, probing: Probing, now_ns: int) -> None:
         """Set the rates of links to what probes have shown."""
-        for link in probing.learn():
+        for link in probing.learn(now_ns):
             self._known.setdefault(link, _Known()).age = 0
 
-    def _take(self, network: Network, link: LinkId, bps: int, *, is_full: bool, is_held: bool) -> None:
+    def _take(self, network: Network, link: LinkId, bps: int, now_ns: int, *, is_full: bool, is_held: bool) -> None:
         """Take in what a link carried at best; 0 if that is unknown."""
         if not bps or not network.has_link(link):
             return
         known = self._known.setdefault(link, _Known())
         known.best_bps = max(known.best_bps, bps)
-        if is_held and bps >= _HELD_SHARE * network.rate_bps(link, 0):
-            is_full = False
+        if bps >= _HELD_SHARE * network.rate_bps(link, 0):
+            network.seen((link,), now_ns)
+            is_full = is_full and not is_held
         known.age = 0 if is_full else known.age + 1
         if is_full or bps > network.rate_bps(link, 0):
-            network.set_rate(link, bps)
+            network.set_rate(link, bps, now_ns)
         elif known.age > _FORGET_AFTER:
             known.age = 0
             network.set_rate(link, max(known.best_bps, network.rate_bps(link, 0)))

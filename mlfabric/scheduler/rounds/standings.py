@@ -116,7 +116,7 @@ class Standings:
         if standing.fetches_from:
             return f"{worker} (fetches the model)"
         usual_s, took_s = (self.usual_ns or 0) / 1e9, (now_ns - standing.since_ns) / 1e9
-        return f"{worker} (computes for {took_s:.2f} s, {usual_s:.2f} s is usual)"
+        return f"{worker} (not ready: has computed for {took_s:.2f} s, usual are {usual_s:.2f} s)"
 
     def gives_no_more(self, giver: str) -> None:
         """Note that a worker is gone, or gets no more results: who fetches from it needs another peer."""

@@ -37,7 +37,7 @@ export function columns(svg, counts, bound) {
 /** Draw values over time, each [ms, value], and a bound; null draws none. */
 export function line(svg, points, from, to, bound) {
   const values = points.map(([, value]) => value), most = Math.max(bound || 0, ...values, 1e-9);
-  const { height, inner, tall, width } = frame(svg, most >= 10 ? Math.round(most) : most.toPrecision(2));
+  const { height, inner, tall, width } = frame(svg, most <= 1e-9 ? "" : most >= 10 ? Math.round(most) : most.toPrecision(2));
   const y = (value) => height - 18 - tall * value / most;
   const shown = points.filter(([at]) => at >= from && at <= to);
   svg.append(shape("polyline", { points: shown.map(([at, value]) => `${36 + inner * (at - from) / (to - from)},${y(value)}`).join(" ") }));
@@ -75,13 +75,16 @@ export class Timeline {
     canvas.addEventListener("keydown", (event) => this.key(event));
   }
 
-  /** Show bars {row, from, to, kind, key, planned: [from, to] or null, waits: from or nothing, words()}, times in ms. */
-  show(rows, bars, from, to) {
-    this.rows = rows; this.from = from; this.to = to;
+  /** Show bars {row, from, to, kind, key, planned: [from, to] or null, waits: from or nothing, words()}, times in ms; "end" names the last time. */
+  show(rows, bars, from, to, end) {
+    this.rows = rows; this.from = from; this.to = to; this.end = end;
     const index = new Map(rows.map((name, at) => [name, at]));
     this.bars = bars.filter((bar) => index.has(bar.row) && bar.to >= from && bar.from <= to);
     for (const bar of this.bars) bar.at = index.get(bar.row);
-    if (this.chosen) this.chosen = this.bars.find((bar) => bar.key === this.chosen.key) || null;
+    if (this.chosen) {
+      this.chosen = this.bars.find((bar) => bar.key === this.chosen.key) || null;
+      this.told(this.chosen);
+    }
     this.draw();
   }
 
@@ -117,7 +120,8 @@ export class Timeline {
     const seconds = (this.to - this.from) / 1000, step = [1, 2, 5, 10, 30, 60, 120].find((each) => seconds / each <= this.wide / 90) || 120;
     for (let at = 0; at <= seconds; at += step) {
       const x = this.x(this.to - at * 1000);
-      if (x > LEFT + 16) pen.fillText(at ? `-${at} s` : "now", Math.min(x - 12, this.wide - 26), high - FOOT / 2);
+      const words = at ? `-${at} s` : this.end;
+      if (x > LEFT + 16) pen.fillText(words, Math.min(x - 12, this.wide - pen.measureText(words).width), high - FOOT / 2);
     }
   }
 
@@ -132,6 +136,11 @@ export class Timeline {
   }
 
   key(event) {
+    if (this.bars.length && (event.key === "Home" || event.key === "End")) {
+      event.preventDefault();
+      const row = this.chosen ? this.chosen.at : this.bars.at(-1).at, along = this.bars.filter((bar) => bar.at === row).sort((one, other) => one.from - other.from);
+      return this.choose(along.at(event.key === "Home" ? 0 : -1));
+    }
     const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     if (event.key === "Escape") this.choose(null);
     if (!(event.key in moves) || !this.bars.length) return;
