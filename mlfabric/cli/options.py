@@ -140,7 +140,7 @@ def examples(*lines: str) -> str:
 
 
 def log_to_stderr(level: Level, form: LogForm) -> None:
-    """Log to the error stream, a line for each record; of other packages warnings at the least."""
+    """Log to the error stream, a line for each record; of other packages nothing below warnings."""
     others = max(logging.WARNING, logging.getLevelNamesMapping()[level.name])
     layout = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=others, format=layout, force=True)

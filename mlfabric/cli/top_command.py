@@ -121,7 +121,7 @@ def _present(entries: Iterable[Entry]) -> list[Entry]:
     for entry in reversed(list(entries)):
         if entry.get("model") not in begun:
             kept.append(entry)
-        begun |= {entry["begins"]} if "begins" in entry else set()
+        begun.update(entry.get("begins", ()))
     return kept[::-1]
 
 
@@ -259,7 +259,7 @@ def _notes(entry: Entry) -> Iterable[str]:
         case {"kind": "note"}:
             yield f"{entry['about']} {entry['text']}"
         case {"outcome": "dropped"}:
-            yield f"{entry['worker']}: {entry['id']} is dropped: {entry['reason']}"
+            yield f"{entry['worker']}: {entry['id']} is dropped: {entry.get('reason') or entry['cause']}"
         case {"outcome": "void"}:
             yield f"{entry['model']}: {entry['id']} is void: {entry['cause']}"
 

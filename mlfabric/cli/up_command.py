@@ -260,7 +260,7 @@ def _keep_fabric(options: FabricOptions, show: bool) -> int:
     async def work(nursery: Nursery) -> int:
         return await in_fabric(nursery, options, wait, announce=True, shows=show)
 
-    code = asyncio.run(launch(work, Output(as_json=options.log_format == opt.LogForm.JSON)))
+    code = asyncio.run(launch(work, Output(own="up" if options.log_format == opt.LogForm.JSON else "")))
     return 0 if code == EXIT_ON_SIGNAL + signal.SIGTERM else code
 
 
@@ -293,7 +293,7 @@ def _train(job: JobOptions, options: FabricOptions, *, start: bool, show: bool, 
             )
         return await in_fabric(nursery, options, lambda _: run_job(nursery, job), announce=False, shows=show)
 
-    return asyncio.run(launch(work, Output(as_json=bool(job.json_log))))
+    return asyncio.run(launch(work, Output(own="run" if job.json_log else "")))
 
 
 async def _answering(asker: StatusReader, up: bool) -> fabric_pb2.GetStatusResponse | None:

@@ -1,4 +1,4 @@
-"""Which services an embedded fabric consists of, and how each is started. Pure."""
+"""Which services an embedded fabric consists of, and how each is started."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ class Output:
     A log line that is JSON stays JSON, and has the name in it.
 
     Args:
-        as_json: the launcher's own lines are log lines, too, as JSON.
+        own: the launcher's name, if its own lines are to be JSON, too; "" for text.
     """
 
-    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None, *, as_json: bool = False) -> None:
+    def __init__(self, out: BinaryIO | None = None, err: BinaryIO | None = None, *, own: str = "") -> None:
         self._streams = (out or sys.stdout.buffer, err or sys.stderr.buffer)
-        self._as_json = as_json
+        self._own = own
 
     async def forward(self, reader: asyncio.StreamReader, name: str, *, is_error: bool) -> None:
         """Copy everything that ``reader`` brings, until its end."""
@@ -56,12 +56,13 @@ class Output:
         except BrokenPipeError:
             _go_quiet(stream)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, is_warning: bool = False) -> None:
         """Write a line of the launcher's own to the error stream."""
         line = f"mlfabric: {text}"
-        if self._as_json:
-            record = logging.makeLogRecord({"name": _LOGGER, "levelname": "INFO", "msg": text})
-            line = _in_process("run", JsonLines().format(record).encode()).decode()
+        if self._own:
+            level = "WARNING" if is_warning else "INFO"
+            record = logging.makeLogRecord({"name": _LOGGER, "levelname": level, "msg": text})
+            line = _in_process(self._own, JsonLines().format(record).encode()).decode()
         try:
             self._streams[1].write(f"{line}\n".encode())
             self._streams[1].flush()

@@ -79,7 +79,8 @@ class Supervised:
             if returncode == EXIT_UNUSABLE:
                 raise UsageError(f"{name} cannot run with these settings; its own message is above")
             if returncode == EXIT_FENCED:
-                self.nursery.output.say(f"{name} was fenced off by a newer one; it is not started again")
+                words = f"{name} was fenced off by a newer one; it is not started again"
+                self.nursery.output.say(words, is_warning=True)
                 await asyncio.get_running_loop().create_future()
             deaths = 1 if time.monotonic() - started_s >= WELL_AFTER_S else deaths + 1
             self.process = await self._successor(f"{name} {ending_text(returncode)}", deaths)
@@ -100,13 +101,14 @@ class Supervised:
         spare, self.spare = self.spare, None
         if spare is not None and spare.is_running:
             pause_s = backoff_s(deaths - 1)
-            self.nursery.output.say(f"{what}; its spare takes over" + (f" in {pause_s:g} s" if pause_s else ""))
+            when = f" in {pause_s:g} s" if pause_s else ""
+            self.nursery.output.say(f"{what}; its spare takes over{when}", is_warning=True)
             self.process = spare
             await asyncio.sleep(pause_s)
             spare.begin()
             return spare
         pause_s = backoff_s(deaths)
-        self.nursery.output.say(f"{what}; starting it again in {pause_s:g} s")
+        self.nursery.output.say(f"{what}; starting it again in {pause_s:g} s", is_warning=True)
         await asyncio.sleep(pause_s)
         if self.prepare is not None:
             await self.prepare()

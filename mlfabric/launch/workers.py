@@ -148,7 +148,7 @@ async def _run_ranks(nursery: Nursery, options: JobOptions, job: str) -> int:
             return 0
         rank, returncode = failed
         others = "; ending the others" if any(not task.done() for task in waiting) else ""
-        nursery.output.say(f"rank {rank} {ending_text(returncode)}{others}")
+        nursery.output.say(f"rank {rank} {ending_text(returncode)}{others}", is_warning=True)
         return exit_code(returncode)
     finally:
         for task in waiting:

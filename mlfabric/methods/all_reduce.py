@@ -56,6 +56,7 @@ class Shaped:
         summed: by worker, of how many contributions its result is the sum, if not all get the sum of all.
         planned_ns: how long it is to take, where nothing is reserved; 0 if nobody is to watch that.
         is_best: nothing that might be learnt of links would make it shorter.
+        shares: others use its links at the same time.
     """
 
     shape: Shape
@@ -66,6 +67,7 @@ class Shaped:
     summed: Mapping[str, int] = field(default_factory=dict)
     planned_ns: int = 0
     is_best: bool = False
+    shares: bool = False
 
 
 def planner_config(size_bytes: int, wire_ns: int) -> PlannerConfig:
@@ -124,7 +126,7 @@ def shape_round(
         held = held_to_shares(shaped.trees, network, making.hosts_of_all, now_ns, way.striped.over_span)
         shaped = replace(shaped, trees=held)
     if planned_ns:
-        shaped = replace(shaped, transfers=(), planned_ns=planned_ns)
+        shaped = replace(shaped, transfers=(), planned_ns=planned_ns, shares=True)
     return replace(shaped, without_stripes=Shape.STRIPES in possible - shapes)
 
 
@@ -135,7 +137,7 @@ def _way(network: Network, hosts: Hosts, size_bytes: int, now_ns: int, shapes: f
         The way; and how long it is to take, nothing being reserved for it: 0 if it goes over what is free.
     """
     way = way_of(network, hosts, size_bytes, now_ns, chunk_bytes, shapes)
-    if not network.has_reservations:
+    if not network.has_reservations({link(host) for host in hosts.names for link in (up_link, down_link)}):
         return way, 0
     alone = way_of(network.without_reservations(), hosts, size_bytes, now_ns, chunk_bytes, shapes)
     if alone.done_ns is None:

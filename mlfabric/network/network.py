@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from mlfabric.errors import UsageError
@@ -51,7 +52,7 @@ class Network:
         self._nominal_bps: dict[LinkId, int] = {}
         self._seen_ns: dict[LinkId, int] = {}
         self._since_ns: dict[LinkId, int] = {}
-        """When each link's rate was last seen; from when on what is seen of it counts."""
+        """When each link's rate was last seen; from when on what others report of it counts."""
         self._capacity: dict[LinkId, Timeline] = {}
         self._free: dict[LinkId, Timeline] = {}
         self._overbooked: set[LinkId] = set()
@@ -167,14 +168,13 @@ class Network:
                 self._nominal_bps[link] = bps
                 self.set_rate(link, bps)
                 self._since_ns[link] = now_ns
-                self._seen_ns.pop(link, None)
 
     def forget_host(self, name: str) -> None:
         """Forget a host of a star that will not return, with its links; nothing happens while they are reserved."""
         links = {up_link(name), down_link(name)}
         if not self.is_star or name not in self._hosts:
             return
-        if any(not links.isdisjoint(held.path) for held in self._reserved.values()):
+        if self.has_reservations(links):
             return
         self._hosts.discard(name)
         self._overbooked -= links
@@ -210,25 +210,32 @@ class Network:
 
         Args:
             bps: in bit/s; 0 means that nothing passes.
-            seen_ns: when that was seen; nothing happens if something newer is known. None if it counts in any case.
+            seen_ns: when somebody saw that who reports it; nothing happens if ``seen`` was told of something newer.
+                None for what nobody has seen: it counts in any case.
         """
         capacity = self._line(self._capacity, link)
-        if seen_ns is not None:
-            if seen_ns < self._since_ns.get(link, 0):
-                return
-            self.seen((link,), seen_ns)
+        if seen_ns is None:
+            self._seen_ns.pop(link, None)
+        elif seen_ns >= self._since_ns.get(link, seen_ns):
+            self._seen_ns[link] = seen_ns
+        else:
+            return
         capacity.trim(self._floor_ns)
         self._put(link, 0, bps)
 
     def seen(self, links: Iterable[LinkId], at_ns: int) -> None:
-        """Note that links carry what they are taken to carry."""
+        """Note that links were seen to carry what they are taken to carry: what was reported earlier is of the past."""
         times = dict.fromkeys(links, at_ns)
         self._seen_ns.update(times)
         self._since_ns.update(times)
 
     def seen_ns(self, link: LinkId) -> int | None:
-        """Return when a link was last seen to carry about what it is taken to carry; None if it never was."""
+        """Return when somebody saw what a link is taken to carry; None if nobody did."""
         return self._seen_ns.get(link)
+
+    def is_known(self, link: LinkId) -> bool:
+        """Tell whether a link's rate was declared or seen, and is not just the default."""
+        return link in self._seen_ns or bool(self._nominal_bps.get(link))
 
     def plan_rate_change(self, link: LinkId, at_ns: int, bps: int) -> None:
         """Plan a capacity from ``at_ns`` until the next planned change (a maintenance window is two of these)."""
@@ -339,10 +346,9 @@ class Network:
         """Return a cheap overlay for trying reservations; it is valid until this network changes."""
         return Draft(self._free, self._floor_ns)
 
-    @property
-    def has_reservations(self) -> bool:
-        """Whether anything is reserved, be it over or not."""
-        return bool(self._reserved)
+    def has_reservations(self, links: AbstractSet[LinkId]) -> bool:
+        """Tell whether anything is reserved on some of these links, be it over or not."""
+        return any(not links.isdisjoint(held.path) for held in self._reserved.values())
 
     def without_reservations(self) -> Network:
         """Return an independent copy of which nothing is reserved."""

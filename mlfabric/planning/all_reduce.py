@@ -14,7 +14,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mlfabric.errors import UsageError
-from mlfabric.network import LinkId, Network
+from mlfabric.network import CORE, LinkId, Network
 from mlfabric.planning.plan import Commit, Deferred, Group, Kind, Plan, Toward, Transfer
 from mlfabric.planning.problem import Batch, FabricState, PlannerConfig, Shape
 from mlfabric.planning.rings import Ring, find_ring
@@ -93,13 +93,19 @@ def _ms(ns: int) -> str:
 
 
 def _held_up(network: Network, loads: Mapping[LinkId, int], at_ns: int) -> str:
-    """Name the link that is busy for the longest, if it is clearly slower than most of them; else ""."""
+    """Name the link that is busy for the longest, if it is clearly slower than most of its direction; else ""."""
     if not loads:
         return ""
-    rates_bps = {link: network.rate_bps(link, at_ns) for link in loads}
+    rates_bps = {link: network.free_line(link).at(at_ns) for link in loads}
     longest = max(loads, key=lambda link: loads[link] / max(1, rates_bps[link]))
-    is_slow = rates_bps[longest] < _CLEARLY * median(rates_bps.values())
+    alike = [bps for link, bps in rates_bps.items() if _direction(link) == _direction(longest)]
+    is_slow = rates_bps[longest] < _CLEARLY * median(alike)
     return f", held up by {link_text(longest)}" if is_slow else ""
+
+
+def _direction(link: LinkId) -> tuple[bool, bool]:
+    """Tell links into a star's core, out of it, and those of other networks apart."""
+    return link.tail == CORE, link.head == CORE
 
 
 def plan_all_reduce(batch: Batch, network: Network, state: FabricState, config: PlannerConfig) -> Plan:

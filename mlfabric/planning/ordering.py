@@ -153,7 +153,7 @@ class _Batch:
         for rank, position, end_ns in found.left:
             candidate = self.ranked[rank]
             if position:
-                self.left.append(drop_reasons.crowded_out(candidate, position, end_ns - self.now_ns))
+                self.left.append(drop_reasons.crowded_out(candidate, end_ns - self.now_ns))
             else:
                 self.left.append(drop_reasons.unreachable(candidate))
         slots = Lazy(len(chosen), slot)

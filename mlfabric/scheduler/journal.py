@@ -50,6 +50,7 @@ from mlfabric.telemetry.history import Entry, History
 __all__ = ["Journal"]
 
 LEVELS_EVERY_NS = 2_000_000_000
+MOST_ENDED = 1000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,9 +96,10 @@ class Journal:
         self._updates: dict[UpdateId, _Update] = {}
         self._gets: dict[GetId, _Get] = {}
         self._rounds: dict[RoundId, _Round] = {}
-        self._models: set[str] = set()
-        self._ended: set[str] = set()
-        """Models that are there, and names of those that were."""
+        self._names: set[str] = set()
+        self._models: dict[str, set[str]] = {}
+        self._ended: dict[str, set[str]] = {}
+        """By the names of models that are there, and of the last ones that were, those of their parts."""
         self._computed_from: dict[str, int] = {}
         """By worker, the version that what it offers was computed from."""
         self._states: dict[str, tuple[str, int]] = {}
@@ -118,8 +120,9 @@ class Journal:
         self, state: SchedulerState, event: MemberEvent, instructions: Iterable[Instruction], now_ns: int
     ) -> None:
         """Note an event that the state machine has handled, and what it decided then."""
-        for entry in self._begins_anew({*state.models, *state.reductions}, now_ns):
-            self.history.add(entry)
+        if state.models.keys() | state.reductions.keys() != self._names:
+            for entry in self._begin_anew(state, now_ns):
+                self.history.add(entry)
         for entry in self._told(event, now_ns):
             self.history.add(entry)
         for instruction in instructions:
@@ -169,18 +172,23 @@ class Journal:
             "mean_plan_ms": round(mean_plan_ms, 3),
             "models": models,
             "links": {
-                host: [network.rate_bps(way, now_ns) if network.has_link(way) else None for way in both]
+                host: [network.rate_bps(way, now_ns) if network.is_known(way) else None for way in both]
                 for host, both in ways.items()
             },
         }
 
-    def _begins_anew(self, models: set[str], now_ns: int) -> Iterator[Entry]:
+    def _begin_anew(self, state: SchedulerState, now_ns: int) -> Iterator[Entry]:
         """Note of which models all that was noted before is of another one, which had the same name."""
-        self._ended |= self._models - models
-        for name in sorted(self._ended & models):
-            yield {**self._note(now_ns, name, "begins anew, in another job"), "begins": name}
-        self._ended -= models
-        self._models = models
+        models: dict[str, set[str]] = {name: {name} for name in state.reductions}
+        for name, model in state.models.items():
+            models.setdefault(name_of_whole(model.pushes.spec), set()).add(name)
+        self._ended |= {name: parts for name, parts in self._models.items() if name not in models}
+        for name in sorted(self._ended.keys() & models):
+            former = sorted({name, *self._ended.pop(name)})
+            yield {**self._note(now_ns, name, "begins anew, in another job"), "begins": former}
+        for name in [*self._ended][:-MOST_ENDED]:
+            del self._ended[name]
+        self._models, self._names = models, state.models.keys() | state.reductions.keys()
 
     def _told(self, event: MemberEvent, now_ns: int) -> Iterator[Entry]:
         match event:

@@ -106,6 +106,8 @@ def _member(state: SchedulerState, record: MemberRecord, load: _Load) -> fabric_
 def _activity(state: SchedulerState, record: MemberRecord, load: _Load) -> str:
     """Say in words what a member is doing."""
     name = record.member.name
+    if record.state is MemberState.LEFT and not record.has_resigned:
+        return record.lost or "it did not come back"
     if record.state is not MemberState.HERE:
         return record.lost
     match record.member.role:

@@ -81,9 +81,16 @@ def test_who_only_gets_the_result_of_a_round_looks_otherwise_and_who_has_left_ha
     status = _status()
     status.members[1].state = "left"
     round_ = _round(NOW - 5000, NOW - 4000, members="a")
-    assert not any(line.startswith("b ") and "█" in line for line in _shown(status, round_))
-    row = next(line for line in _shown(_status(), {**round_, "receivers": ["b"]}) if line.startswith("b"))
-    assert "▒" in row
+    assert "b" not in _rows(status, round_)
+    assert _rows(_status(), round_)["b"] == ""
+    assert "▒" in _rows(_status(), {**round_, "receivers": ["b"]})["b"]
+
+
+def _rows(status: fabric_pb2.GetStatusResponse, *entries: Entry) -> dict[str, str]:
+    """Return the timeline's bars by worker."""
+    lines = _shown(status, *entries)
+    until = next(at for at, line in enumerate(lines) if line.endswith("now"))
+    return {name: bars.strip() for name, _, bars in (line.partition(" ") for line in lines[1:until])}
 
 
 def test_a_low_terminal_shows_what_fits_and_says_how_much_does_not() -> None:
@@ -99,7 +106,7 @@ def test_a_low_terminal_shows_what_fits_and_says_how_much_does_not() -> None:
 
 
 def test_what_is_of_a_former_model_of_the_same_name_is_left_out() -> None:
-    begins = {"kind": "note", "at": NOW - 3500, "about": "net", "text": "begins anew, in another job", "begins": "net"}
+    begins = {"kind": "note", "at": NOW - 3500, "about": "net", "text": "begins anew", "begins": ["net"]}
     former, present = _round(NOW - 5000, NOW - 4000), _round(NOW - 3000, NOW - 2750)
     lines = _shown(_status(), {**former, "delays": {"a": 7}}, begins, {**present, "delays": {"a": 1}})
     assert any("0.25 s" in line for line in lines)

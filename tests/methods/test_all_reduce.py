@@ -160,6 +160,22 @@ def test_how_long_a_tensor_takes_over_a_fast_link_decides_how_many_hops_it_is_wo
     assert shape(RING_FROM_NS * 100) in (Shape.TREE, Shape.STRIPES)
 
 
+def test_what_is_free_of_links_is_used_where_that_is_enough() -> None:
+    network, members = star([100 * MEGABIT] * 3), {f"w{i}": f"h{i}" for i in range(3)}
+    path = network.path("h1", "h2")
+    network.set_rate(path[0], 25 * MEGABIT)
+    little = network.transfer(path, 10**11, 0)
+    network.set_rate(path[0], 100 * MEGABIT)
+    assert little is not None
+    network.reserve("another job's", path, little)
+    found = shape_round(network, members, 10_000_000, RoundId(1, 1), 0)
+    assert isinstance(found, Shaped)
+    assert found.transfers
+    assert not found.shares
+    for number, one in enumerate(found.transfers):
+        network.reserve(number, one.path, one.profile)
+
+
 def test_links_that_others_have_reserved_are_shared_with_them() -> None:
     network, members, size_bytes = star([100 * MEGABIT] * 3), {f"w{i}": f"h{i}" for i in range(3)}, 10_000_000
     alone = shape_round(network, members, size_bytes, RoundId(1, 1), 0)
@@ -173,6 +189,7 @@ def test_links_that_others_have_reserved_are_shared_with_them() -> None:
     alone_ns = max(one.profile.end_ns for one in alone.transfers)
     assert alone_ns < found.planned_ns < 2.1 * alone_ns
     assert not found.transfers
+    assert found.shares
     assert "over links that others use as well" in found.reason
 
 

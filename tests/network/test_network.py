@@ -73,19 +73,21 @@ def test_adding_a_host_again_keeps_what_was_measured_until_its_nominal_rate_chan
 
 def test_what_was_seen_earlier_changes_nothing_nor_what_was_before_another_rate_was_declared(star: Network) -> None:
     link = up_link("a")
-    star.set_rate(link, 5, seen_ns=20)
-    star.set_rate(link, 7, seen_ns=10)
-    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (5, 20)
+    assert not star.is_known(link)
+    star.set_rate(link, 5, seen_ns=-20)
+    star.set_rate(link, 6, seen_ns=-21)  # the same evidence, aged, in a report that was quicker
+    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (6, -21)
     star.seen([link], 30)
     star.set_rate(link, 7, seen_ns=25)
-    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (5, 30)
+    assert (star.rate_bps(link, 0), star.seen_ns(link), star.is_known(link)) == (6, 30, True)
     star.add_host("a", 3, 0, now_ns=50)
-    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (3, None)
+    assert (star.rate_bps(link, 0), star.seen_ns(link), star.is_known(link)) == (3, None, True)
     star.set_rate(link, 5, seen_ns=40)
     assert star.rate_bps(link, 0) == 3
     star.set_rate(link, 2, seen_ns=60)
-    assert star.copy().seen_ns(link) == 60
-    assert star.rate_bps(link, 0) == 2
+    assert (star.rate_bps(link, 0), star.copy().seen_ns(link)) == (2, 60)
+    star.set_rate(link, 4)
+    assert (star.rate_bps(link, 0), star.seen_ns(link)) == (4, None)
 
 
 def test_a_transfer_uses_the_least_rate_of_its_path_and_waits_through_a_maintenance_window(star: Network) -> None:

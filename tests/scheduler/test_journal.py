@@ -187,7 +187,7 @@ def test_a_model_of_the_same_name_in_another_job_begins_anew(rounds) -> None:
     assert rounds.notes("net") == []
     rounds.worker("c", spec=JOB, address="c:1")
     (entry,) = (entry for entry in rounds.entries("note") if "begins" in entry)
-    assert (entry["begins"], entry["about"]) == ("net", "net")
+    assert (entry["begins"], entry["about"]) == (["net"], "net")
 
 
 def test_members_that_come_fall_silent_and_go_are_noted(stage) -> None:

@@ -276,7 +276,8 @@ def test_reported_rates_are_the_links_capacity(stage):
 def test_a_report_of_what_was_seen_earlier_than_what_is_known_changes_nothing(stage):
     stage.trained("a")
     network, link = stage.state.context.network, up_link("h-a")
-    network.set_rate(link, 5_000_000, stage.now_ns)
+    network.set_rate(link, 5_000_000)
+    network.seen((link,), stage.now_ns)
     rate = LinkRate(host="h-a", up=True, bps=7_000_000, age_ns=1_000)
     stage.tell(LinksReported(monitor="m", rates=(rate,)))
     assert network.rate_bps(link, stage.now_ns) == 5_000_000

@@ -193,6 +193,20 @@ def test_a_link_that_has_become_slow_is_known_when_the_next_round_begins_and_not
     assert {each: computing.carries(each) for each in network.links} == {**before, link: SLOW}
 
 
+def test_a_link_was_seen_when_it_was_probed_if_a_probe_has_shown_what_it_carries(computing) -> None:
+    network, slow = computing.state.context.network, up_link("h-c")
+    probes, probed_ns = computing.round(), computing.now_ns
+    shown = [(probe, peer) for probe in probes for peer in probe.sources if "d" not in (probe.to, peer.worker)]
+    for probe, peer in shown:
+        bps = SLOW if up_link(f"h-{peer.worker}") == slow else GIGABIT
+        computing.show(probe.to, peer.worker, probe.round, bps)
+    computing.compute()
+    seen = {link for link in network.links if network.seen_ns(link) == probed_ns}
+    assert slow in seen
+    assert not seen & {up_link("h-d"), down_link("h-d")}
+    assert len(seen) > 4
+
+
 def test_a_link_that_has_become_fast_again_is_known_too(computing) -> None:
     computing.state.context.network.set_rate(up_link("h-c"), GIGABIT // 10)
     computing.came(computing.round())

@@ -65,6 +65,15 @@ def test_who_sends_all_it_has_shows_its_way_up_and_who_sums_for_others_its_way_d
     assert rates(star, "c") == (FULL_BPS, 90)
 
 
+def test_what_a_round_has_shown_or_confirmed_is_noted_with_its_time() -> None:
+    star, links = network("a"), RoundLinks()
+    learn(star, links, {"wa": "a"}, wa=(LEAF, 400, 300))
+    assert (star.seen_ns(up_link("a")), star.seen_ns(down_link("a"))) == (1, None)
+    star.set_rate(down_link("a"), 310)
+    learn(star, links, {"wa": "a"}, wa=(LEAF, 400, 300))
+    assert star.seen_ns(down_link("a")) == 1
+
+
 def test_a_link_that_was_not_full_is_only_raised() -> None:
     star, links = network("a"), RoundLinks()
     star.set_rate(down_link("a"), 100)

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 from mlfabric.network import LinkId
 
-__all__ = ["changed_rates"]
+__all__ = ["SAME", "changed_rates"]
 
-_SAME = 1.2
+SAME = 1.2
 """Rates that differ by less than this factor are the same."""
 
 
@@ -33,12 +33,12 @@ def changed_rates(seen_bps: Mapping[tuple[LinkId, LinkId], int], known_bps: Mapp
         for link in links:
             at_least[link] = max(bps, at_least.get(link, 0))
     rates = {link: max(bps, at_least[link]) for link, bps in known_bps.items() if link in at_least}
-    not_shown = {link for link in rates if rates[link] > at_least[link] * _SAME}
-    slower = [links for links, bps in seen_bps.items() if min(rates[link] for link in links) > bps * _SAME]
+    not_shown = {link for link in rates if rates[link] > at_least[link] * SAME}
+    slower = [links for links, bps in seen_bps.items() if min(rates[link] for link in links) > bps * SAME]
     if any(not_shown.intersection(links) for links in slower):  # or else other traffic was in the way
         rates |= {link: at_least[link] for link in not_shown}
     return {
         link: bps
         for link, bps in rates.items()
-        if not known_bps[link] <= bps * _SAME or not bps <= known_bps[link] * _SAME
+        if not known_bps[link] <= bps * SAME or not bps <= known_bps[link] * SAME
     }

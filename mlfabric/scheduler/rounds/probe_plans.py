@@ -24,7 +24,7 @@ from typing import NamedTuple
 from mlfabric.network import LinkId, Network, down_link, up_link
 from mlfabric.protocol import LinkProbed, Peer, Probe, RoundId
 from mlfabric.scheduler.context import Context
-from mlfabric.scheduler.rounds.probe_evidence import changed_rates
+from mlfabric.scheduler.rounds.probe_evidence import SAME, changed_rates
 
 __all__ = ["ProbeCount", "Probing", "Probings", "probes_of"]
 
@@ -96,7 +96,7 @@ class Probing:
         self._network, self._targets = network, targets
         self._probings: Probings | None = None
         self._found: dict[tuple[str, str], int] = {}
-        self._calm = self._skipped = 0
+        self._calm = self._skipped = self._began_ns = 0
 
     @property
     def finds_changes(self) -> bool:
@@ -108,7 +108,7 @@ class Probing:
         self._calm = 0
 
     def begin(
-        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int, best_bps: int
+        self, after: RoundId, size_bytes: int, idle: Mapping[str, str], pause_ns: int, best_bps: int, now_ns: int
     ) -> Probings | None:
         """Return which links are to be probed; None if there is no time for that, or it may not help.
 
@@ -132,7 +132,7 @@ class Probing:
         self._skipped += 1
         if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):
             return None
-        self._skipped = 0
+        self._skipped, self._began_ns = 0, now_ns
         self._probings = Probings(
             round=after,
             hosts=hosts,
@@ -152,7 +152,7 @@ class Probing:
             self._add(answered=(event.source, event.worker) not in self._found)
             self._found[event.source, event.worker] = event.bps
 
-    def learn(self, now_ns: int) -> frozenset[LinkId]:
+    def learn(self) -> frozenset[LinkId]:
         """Set what the probes since the last round have shown, once; return the links of which they tell anything.
 
         None is raised at once above the fastest of them, unless that is less than twice what it had.
@@ -161,6 +161,7 @@ class Probing:
         if probings is None:
             return frozenset()
         network, hosts, found = self._network, probings.hosts, self._found
+        shown = [((up_link(hosts[a]), down_link(hosts[b])), bps) for (a, b), bps in found.items()]
         if len(found) * _FEW > sum(map(len, probings.targets.values())):
             slowest_bps = min(found.values())
             found = {(a, b): found.get((a, b), slowest_bps) for a, targets in probings.targets.items() for b in targets}
@@ -171,7 +172,8 @@ class Probing:
         changed = changed_rates({pair: max(bps, fastest_bps // _LEAST_SHARE) for pair, bps in seen.items()}, known)
         for link, bps in changed.items():
             network.set_rate(link, min(bps, max(fastest_bps, _MOST_GROWTH * known[link])))
-        network.seen(links, now_ns)
+        confirmed = (link for pair, bps in shown for link in pair if bps * SAME >= network.rate_bps(link, 0))
+        network.seen(confirmed, self._began_ns)
         self._calm = 0 if changed else self._calm + 1
         self._add(changed=len(changed))
         return frozenset(links)

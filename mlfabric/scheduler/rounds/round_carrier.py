@@ -107,7 +107,7 @@ class RoundCarrier:
         """
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
         size_bytes = next(iter(heads.values())).size_bytes
-        self._links.probed(self._probing, now_ns)
+        self._links.probed(self._probing)
         return shape_round(
             self._context.network,
             hosts,
@@ -154,6 +154,7 @@ class RoundCarrier:
             version=version,
             summed=shaped.summed,
             is_best=shaped.is_best,
+            shares=shaped.shares,
         )
         return self.running
 
@@ -175,17 +176,22 @@ class RoundCarrier:
     def settle(self, now_ns: int) -> RunningRound:
         """End the round that is under way, and learn from it."""
         running = self._end()
-        hosts = self._hosts(running)
-        self._links.learn(self._context.network, running, hosts, now_ns)
+        if not running.shares:
+            self._learn(running, now_ns)
         self.rhythm.settled(now_ns)
         self.settled_ns = now_ns
         self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
         self.usual_ns = round(median(self._took) * max(1, running.size_bytes))
-        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
-        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
         self.breaks = self._slow = 0
         self._is_probed = self._is_probed and not (self._probes_first and self._is_news(running, now_ns))
         return running
+
+    def _learn(self, running: RunningRound, now_ns: int) -> None:
+        """Learn from a round that had its links for itself what these carry, and which shapes do well."""
+        hosts = self._hosts(running)
+        self._links.learn(self._context.network, running, hosts, now_ns)
+        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
+        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
 
     def _is_news(self, running: RunningRound, now_ns: int) -> bool:
         """Tell whether a round shows that links have changed, or that there is more to be learnt of them."""
@@ -198,7 +204,7 @@ class RoundCarrier:
 
     def links(self, workers: Collection[str], now_ns: int) -> dict[str, Link]:
         """Return what each worker's link carries, in bit/s, if its host's workers share that."""
-        self._links.probed(self._probing, now_ns)
+        self._links.probed(self._probing)
         hosts = {worker: self._context.host(worker) for worker in workers}
         sharing = Counter(hosts.values())
         rate_bps = self._context.network.rate_bps
@@ -219,7 +225,7 @@ class RoundCarrier:
         if (self._is_probed or (self._took and not self._probes_first)) and not is_stale:
             return
         self._is_probed, self._probed_ns = True, now_ns
-        if probes := list(self._probe(self._next_id(), size_bytes, workers, pause_ns)):
+        if probes := list(self._probe(self._next_id(), size_bytes, workers, pause_ns, now_ns)):
             self.take_id()
             self.not_before_ns = now_ns + pause_ns
             yield from probes
@@ -236,11 +242,13 @@ class RoundCarrier:
         if pause_ns is None and self._is_probed:
             pause_ns = self._probing_ns(running.size_bytes, running.parts, now_ns)
         if running.shape is not Shape.DIRECT and pause_ns is not None:
-            yield from self._probe(running.id, running.size_bytes, workers, pause_ns)
+            yield from self._probe(running.id, running.size_bytes, workers, pause_ns, now_ns)
 
-    def _probe(self, after: RoundId, size_bytes: int, workers: Iterable[str], pause_ns: int) -> Iterator[Probe]:
+    def _probe(
+        self, after: RoundId, size_bytes: int, workers: Iterable[str], pause_ns: int, now_ns: int
+    ) -> Iterator[Probe]:
         idle = {worker: self._context.host(worker) for worker in workers}
-        probings = self._probing.begin(after, size_bytes, idle, pause_ns, self._links.best_bps)
+        probings = self._probing.begin(after, size_bytes, idle, pause_ns, self._links.best_bps, now_ns)
         if probings is not None:
             yield from probes_of(self._context, probings)
 
@@ -275,7 +283,7 @@ class RoundCarrier:
     def _better_ns(self, running: RunningRound) -> int | None:
         """Return how long a round in stripes may take, as other shapes do better; None if that is unknown."""
         others_ns = self._trust.others_ns_per_byte
-        is_known = running.shape is Shape.STRIPES and others_ns is not None
+        is_known = running.shape is Shape.STRIPES and not running.shares and others_ns is not None
         return round(OVERDUE_TIMES * others_ns * running.size_bytes) if is_known and others_ns is not None else None
 
     def give_up(self, now_ns: int) -> Iterator[Instruction]:
@@ -303,7 +311,7 @@ class RoundCarrier:
         if event.left_ns <= (2 * pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
             return
         self._probing.expect_news()
-        probes = list(self._probe(running.id, running.size_bytes, running.parts, pause_ns))
+        probes = list(self._probe(running.id, running.size_bytes, running.parts, pause_ns, now_ns))
         if not probes:
             return  # the next attempt would go the same way
         self._slow, self._probed_ns = self._slow + 1, now_ns

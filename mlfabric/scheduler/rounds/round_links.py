@@ -91,9 +91,9 @@ class RoundLinks:
         self._take(network, up, carried.up_bps, now_ns, is_full=up_is_full, is_held=up_is_held)
         self._take(network, down, carried.down_bps, now_ns, is_full=down_is_full, is_held=down_is_held)
 
-    def probed(self, probing: Probing, now_ns: int) -> None:
+    def probed(self, probing: Probing) -> None:
         """Set the rates of links to what probes have shown."""
-        for link in probing.learn(now_ns):
+        for link in probing.learn():
             self._known.setdefault(link, _Known()).age = 0
 
     def _take(self, network: Network, link: LinkId, bps: int, now_ns: int, *, is_full: bool, is_held: bool) -> None:
@@ -102,12 +102,14 @@ class RoundLinks:
             return
         known = self._known.setdefault(link, _Known())
         known.best_bps = max(known.best_bps, bps)
-        if bps >= _HELD_SHARE * network.rate_bps(link, 0):
-            network.seen((link,), now_ns)
-            is_full = is_full and not is_held
+        is_confirmed = bps >= _HELD_SHARE * network.rate_bps(link, 0)
+        is_full = is_full and not (is_held and is_confirmed)
         known.age = 0 if is_full else known.age + 1
         if is_full or bps > network.rate_bps(link, 0):
-            network.set_rate(link, bps, now_ns)
+            network.set_rate(link, bps)
+            network.seen((link,), now_ns)
         elif known.age > _FORGET_AFTER:
             known.age = 0
             network.set_rate(link, max(known.best_bps, network.rate_bps(link, 0)))
+        elif is_confirmed:
+            network.seen((link,), now_ns)

@@ -24,7 +24,8 @@ class RunningRound:
     model which the result makes, in rounds without a server. ``summed`` has, by worker, of how many contributions its
     result is the sum, where that is not all of them. ``is_best`` says that nothing that might be learnt of links would
     have made it shorter. ``planned_ns`` is how long it was to take. Nobody watches that while some are late: then it is
-    not links that hold it up. Where gradients grow, those watch it whose own one is whole.
+    not links that hold it up. Where gradients grow, those watch it whose own one is whole. ``shares`` says that
+    others use its links at the same time: what these carry of it tells little.
     """
 
     id: RoundId
@@ -42,6 +43,7 @@ class RunningRound:
     version: int = 0
     summed: Mapping[str, int] = field(default_factory=dict)
     is_best: bool = False
+    shares: bool = False
 
     @property
     def late(self) -> list[str]:

@@ -10,7 +10,7 @@ const KINDS = {
   settled: "done", committed: "done", served: "get", "": "open", dropped: "dropped",
 };
 const WORDS = { done: "in the model", get: "the model, or only the result, fetched", dropped: "dropped", void: "void or broken", open: "under way", waits: "waits", planned: "as planned" };
-let paused = null, heardAt = 0;
+let paused = null, heardAt = 0, picked = "";
 
 for (const [kind, words] of Object.entries(WORDS)) {
   const item = document.createElement("span"), colour = document.createElement("i");
@@ -82,11 +82,12 @@ function show() {
   const span = Number($("span").value) * 1000;
   const models = modelsOf(status), here = new Set(status.models.map((each) => whole(each.name)));
   choices($("model"), [...models.keys()], (known) => here.has(known) ? known : `${known} (ended)`);
+  if (here.size && !here.has($("model").value) && $("model").value !== picked) [$("model").value] = here;
   const model = models.get($("model").value), name = model ? whole(model.name) : "";
   const entries = present(kept.entries.filter((entry) => time(entry) <= now));
   const shown = entries.filter((entry) => entry.model && whole(entry.model) === name), levels = entries.filter((entry) => entry.kind === "level");
   const long = recorded ? now - time(kept.entries[0] || { at: now - span }) : span;
-  const rounds = shown.filter((entry) => entry.kind === "round"), stays = staysOf(status, shown, name);
+  const rounds = shown.filter((entry) => entry.kind === "round"), stays = staysOf(status, shown, entries.filter((entry) => entry.kind === "note"), name);
   const links = paused === null || !levels.length ? status.links : linksOf(levels.at(-1));
   $("members-title").textContent = `Members${paused === null ? "" : recorded ? ", as they were at the end" : ", as they are now"}`;
   showTimeline(status, shown, name, now, span, stays);
@@ -106,31 +107,35 @@ function modelsOf(status) {
   const found = new Map(), add = (name, tau_max) => { if (!found.has(whole(name))) found.set(whole(name), { name, tau_max }); };
   for (const model of status.models) wholes.set(model.name, model.whole || model.name);
   for (const model of status.models) add(model.name, model.tau_max);
-  const former = kept.entries.flatMap((entry) => entry.kind === "level" ? Object.entries(entry.models) : []).reverse();
-  for (const [name, one] of former) wholes.set(name, one.whole || name);
+  const former = kept.entries.filter((entry) => entry.kind === "level").reverse().flatMap((entry) => Object.entries(entry.models));
+  for (const [name, one] of former) if (!wholes.has(name)) wholes.set(name, one.whole || name);
   for (const [name, one] of former) add(name, one.tau_max);
   for (const entry of kept.entries) if (entry.model) add(entry.model, 0);
   return found;
 }
 
-/** Return from when until when each worker of a model has to do with it. */
-function staysOf(status, shown, name) {
-  const stays = new Map(), left = new Set(status.members.filter((member) => member.state === "left").map((member) => member.name));
-  const add = (worker, from, to) => {
-    const one = stays.get(worker) || { from, to };
-    stays.set(worker, { from: Math.min(one.from, from), to: Math.max(one.to, to) });
-  };
+/** Return since when each worker of a model is there, and until when it was: for ever unless it is said to have left. */
+function staysOf(status, shown, notes, name) {
+  const left = new Set(status.members.filter((member) => member.state === "left").map((member) => member.name)), first = new Map();
   for (const entry of shown) {
-    const begins = entry.began || entry.asked || time(entry);
-    for (const worker of entry.kind === "round" ? [...entry.members, ...entry.receivers] : entry.worker ? [entry.worker] : []) add(worker, begins, time(entry));
+    for (const worker of entry.kind === "round" ? [...entry.members, ...entry.receivers] : entry.worker ? [entry.worker] : []) {
+      if (!first.has(worker)) first.set(worker, entry.began || entry.asked || time(entry));
+    }
   }
-  if (paused === null) for (const worker of status.workers) if (worker.model === name && !left.has(worker.name)) add(worker.name, Infinity, Infinity);
+  if (paused === null) for (const worker of status.workers) if (worker.model === name && !left.has(worker.name) && !first.has(worker.name)) first.set(worker.name, 0);
+  const stays = new Map([...first].map(([worker, from]) => [worker, { from, to: Infinity }]));
+  for (const note of notes) {
+    const stay = stays.get(note.about);
+    if (!stay) continue;
+    if (note.text.startsWith("joined as")) { stay.from = Math.min(stay.from || Infinity, note.at); stay.to = Infinity; }
+    if (/^(left|is lost)/.test(note.text)) stay.to = note.at;
+  }
   return stays;
 }
 
 /** Leave out what is of models that have ended, where others of the same name have begun. */
 function present(entries) {
-  const begun = new Map(entries.flatMap((entry, at) => entry.begins ? [[entry.begins, at]] : []));
+  const begun = new Map(entries.flatMap((entry, at) => (entry.begins || []).map((name) => [name, at])));
   return begun.size ? entries.filter((entry, at) => !(begun.get(entry.model) > at)) : entries;
 }
 
@@ -184,7 +189,7 @@ function aboutRound(entry, worker) {
 function aboutTransfer(entry, from, to) {
   const what = entry.kind === "get" ? "gets the model" : "update", planned = entry.planned ? `, planned ${seconds(entry.planned[1] - entry.planned[0])}` : "";
   const waited = entry.asked ? `, waited ${seconds(Math.max(0, from - entry.asked))}` : "", took = entry.ended ? `took ${seconds(to - from)}` : "is under way";
-  const fate = entry.outcome === "committed" ? `in version ${entry.version}, delay ${entry.delay}` : entry.outcome === "dropped" ? `dropped: ${entry.reason}` : entry.outcome || "open";
+  const fate = entry.outcome === "committed" ? `in version ${entry.version}, delay ${entry.delay}` : entry.outcome === "dropped" ? `dropped: ${entry.reason || entry.cause}` : entry.outcome || "open";
   return `${clock(from)} ${entry.id} of ${entry.worker}, ${what}: ${took}${planned}${waited}; ${fate}${entry.sum ? `; in ${entry.sum}` : ""}`;
 }
 
@@ -212,7 +217,7 @@ function showMembers(status, name, several, stays) {
   const of = new Map(status.workers.map((worker) => [worker.name, worker]));
   const concerned = (member) => {
     const worker = of.get(member.name);
-    return !worker || (worker.model === name ? member.state !== "left" || stays.has(member.name) : !several && member.state !== "left");
+    return !worker || (worker.model === name ? member.state !== "left" || member.activity || stays.has(member.name) : !several && member.state !== "left");
   };
   rows($("members"), status.members.filter(concerned).sort((one, other) => byNumber(one.name, other.name)), (member) => member.name, (member) => {
     const worker = of.get(member.name), count = (value) => worker ? value : "", lost = member.state === "left" && member.activity;
@@ -233,9 +238,11 @@ function showSummary(rounds, updates, links) {
   const timed = last.filter((round) => round.planned), sum = (of) => timed.reduce((all, round) => all + of(round), 0);
   const took = sum((round) => round.ended - round.began), planned = sum((round) => round.planned[1] - round.planned[0]);
   if (timed.length) said.push(`Rounds take ${seconds(took / timed.length)}${took > LONGER * planned ? ", much longer than" : ","} planned ${seconds(planned / timed.length)}`);
-  const by = Map.groupBy(updates, (update) => update.worker), dropped = (worker) => by.get(worker).filter((update) => update.outcome === "dropped");
+  const by = new Map(updates.map((update) => [update.worker, []]));
+  for (const update of updates) by.get(update.worker).push(update);
+  const dropped = (worker) => by.get(worker).filter((update) => update.outcome === "dropped");
   const share = (worker) => dropped(worker).length / by.get(worker).length, [worst] = [...by.keys()].sort((one, other) => share(other) - share(one));
-  if (worst && share(worst) > DROPS_MANY) said.push(`${(100 * share(worst)).toFixed(0)} % of ${worst}'s updates were dropped, the last one as ${dropped(worst).at(-1).reason}`);
+  if (worst && share(worst) > DROPS_MANY) said.push(`${(100 * share(worst)).toFixed(0)} % of ${worst}'s updates were dropped, the last one as ${dropped(worst).at(-1).reason || dropped(worst).at(-1).cause}`);
   const usual = usualRates(links), slow = links.filter((each) => isSlow(each, usual)).sort((one, other) => one.estimate_bps - other.estimate_bps);
   if (slow.length) said.push(`Slow: ${slow.slice(0, 3).map((each) => `${each.host} ${each.up ? "up" : "down"}, ${rate(each.estimate_bps)}`).join("; ")}${slow.length > 3 ? `; and ${slow.length - 3} more links` : ""}`);
   $("summary").textContent = said.length ? `${said.join(". ")}.` : "";
@@ -250,7 +257,7 @@ function mostOften(words) {
 function showRounds(rounds, stays) {
   $("rounds-section").hidden = !rounds.length;
   rows($("rounds"), rounds.slice(-ROUNDS_SHOWN).reverse(), (round) => round.id, (round) => {
-    const there = [...stays].filter(([, stay]) => stay.to === Infinity || (stay.from <= round.began && round.ended <= stay.to));
+    const there = [...stays].filter(([, stay]) => stay.from <= round.began && round.ended <= stay.to);
     const out = there.map(([worker]) => worker).filter((worker) => !round.members.includes(worker)).sort(byNumber);
     const planned = round.planned ? seconds(round.planned[1] - round.planned[0]) : "", took = round.ended - round.began;
     return [
@@ -278,7 +285,8 @@ function showDelays(shown, bound) {
 }
 
 function showLead(name, levels, now, span) {
-  const having = levels.filter((level) => name in level.models && "replica_lead" in level.models[name]), last = having.at(-1);
+  const began = Math.max(0, ...kept.entries.filter((entry) => (entry.begins || []).includes(name)).map(time).filter((at) => at <= now));
+  const having = levels.filter((level) => time(level) >= began && name in level.models && "replica_lead" in level.models[name]), last = having.at(-1);
   $("lead-section").hidden = !last;
   if (!last) return;
   const model = last.models[name], inUpdates = model.divergence_max === null;
@@ -345,7 +353,7 @@ function showAccuracy(found, now, span) {
 /** Return what is worth to be told of an entry: a note itself, and what was dropped or given up. */
 function noteOf(entry) {
   if (entry.kind === "note") return [entry];
-  if (entry.outcome === "dropped") return [{ at: entry.ended, about: entry.worker, text: `${entry.id} is dropped: ${entry.reason}` }];
+  if (entry.outcome === "dropped") return [{ at: entry.ended, about: entry.worker, text: `${entry.id} is dropped: ${entry.reason || entry.cause}` }];
   return entry.outcome === "void" ? [{ at: entry.ended, about: entry.model, text: `${entry.id} is void: ${entry.cause}`, warning: true }] : [];
 }
 
@@ -380,6 +388,7 @@ $("pause").addEventListener("click", () => {
   replayed();
 });
 $("until").addEventListener("input", replayed);
+$("model").addEventListener("change", () => { picked = $("model").value; });
 for (const id of ["model", "span", "about"]) $(id).addEventListener("change", show);
 window.addEventListener("resize", show);
 $("pairs").addEventListener("toggle", show);
