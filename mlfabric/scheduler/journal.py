@@ -59,6 +59,7 @@ class _Update:
     asked_ns: int
     planned: Profile | None = None
     sum: SumId | None = None
+    reason: str = ""
     received_ns: int = 0
 
 
@@ -66,6 +67,7 @@ class _Update:
 class _Get:
     model: str
     planned: Profile
+    reason: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -237,9 +239,10 @@ class Journal:
                 for member in instruction.members:
                     planned = state.models[model].pushes.planned.get(member.update)
                     if planned is not None and (one := self._updates.get(member.update)) is not None:
-                        one.planned, one.sum = planned.profile, planned.sum
+                        one.planned, one.sum, one.reason = planned.profile, planned.sum, instruction.reason
             case Serve(model=model, get=get) if model in state.models and get in state.models[model].gets.planned:
-                self._gets[get] = _Get(model=model, planned=state.models[model].gets.planned[get].profile)
+                planned_get = state.models[model].gets.planned[get]
+                self._gets[get] = _Get(model=model, planned=planned_get.profile, reason=instruction.reason)
             case Drop(update=update) if instruction.to == update.worker and update in self._updates:
                 yield self._dropped(update, instruction.cause, instruction.reason, now_ns)
             case Reduce():
@@ -295,6 +298,7 @@ class Journal:
             "ended": self.ms(ended_ns),
             "outcome": outcome,
             "sum": "" if one.sum is None else str(one.sum),
+            "reason": one.reason,
         }
 
     def _get(self, get: GetId, one: _Get, ended_ns: int, outcome: str) -> Entry:
@@ -306,6 +310,7 @@ class Journal:
             "planned": self._window(one.planned),
             "ended": self.ms(ended_ns),
             "outcome": outcome,
+            "reason": one.reason,
         }
 
     def _round(self, round_id: RoundId, one: _Round, ended_ns: int, outcome: str, cause: str) -> Entry:

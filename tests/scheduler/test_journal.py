@@ -77,6 +77,7 @@ def test_a_committed_update_has_its_plan_its_way_and_its_delay(stage) -> None:
             "ended": 1011,
             "outcome": "committed",
             "sum": "",
+            "reason": "shortest transfer first: 8.0 ms",
             "delay": 0,
             "version": 1,
         }

@@ -190,7 +190,7 @@ function aboutTransfer(entry, from, to) {
   const what = entry.kind === "get" ? "gets the model" : "update", planned = entry.planned ? `, planned ${seconds(entry.planned[1] - entry.planned[0])}` : "";
   const waited = entry.asked ? `, waited ${seconds(Math.max(0, from - entry.asked))}` : "", took = entry.ended ? `took ${seconds(to - from)}` : "is under way";
   const fate = entry.outcome === "committed" ? `in version ${entry.version}, delay ${entry.delay}` : entry.outcome === "dropped" ? `dropped: ${entry.reason || entry.cause}` : entry.outcome || "open";
-  return `${clock(from)} ${entry.id} of ${entry.worker}, ${what}: ${took}${planned}${waited}; ${fate}${entry.sum ? `; in ${entry.sum}` : ""}`;
+  return `${clock(from)} ${entry.id} of ${entry.worker}, ${what}: ${took}${planned}${waited}; ${fate}${entry.sum ? `; in ${entry.sum}` : ""}${entry.reason && entry.outcome !== "dropped" ? `; ${entry.reason}` : ""}`;
 }
 
 /** Show items as rows, one for each key; rows that stay keep the focus, and what was not changed is left alone. */
