@@ -38,6 +38,7 @@ STEP_S = 0.23
 PATIENCE_S = 600.0
 FIRST_ROUNDS = 6
 WIDTH = 64
+LOOK_S = 0.01
 
 
 def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5) -> dict[str, float]:
@@ -46,7 +47,7 @@ def run(workers: int = 30, pages: int = 4, seconds: float = 8.0, pairs: int = 5)
     Args:
         workers: that make rounds.
         pages: that are open in every other window.
-        seconds: length of a window.
+        seconds: length of a window, which begins and ends with a round.
         pairs: of windows.
 
     Returns:
@@ -88,11 +89,21 @@ def _window(stub: fabric_pb2_grpc.FabricServiceStub, pid: int, page: str, second
         for _ in range(pages):
             stack.enter_context(_open_page(page))
         time.sleep(1)  # what is kept of the past has been sent
-        began_s, used_s, rounds = time.monotonic(), sum(process.cpu_times()[:2]), _rounds(stub)
+        first, began_s = _next_round(stub)
+        used_s = sum(process.cpu_times()[:2])
         time.sleep(seconds)
-        took_s = time.monotonic() - began_s
-        used_s, rounds = sum(process.cpu_times()[:2]) - used_s, _rounds(stub) - rounds
-    return _Window(used_s / took_s, rounds / took_s)
+        used_s, took_s = sum(process.cpu_times()[:2]) - used_s, time.monotonic() - began_s
+        last, ended_s = _next_round(stub)
+    return _Window(used_s / took_s, (last - first) / (ended_s - began_s))
+
+
+def _next_round(stub: fabric_pb2_grpc.FabricServiceStub) -> tuple[int, float]:
+    """Wait for the end of a round; return how many there were, and when that was."""
+    before = found = _rounds(stub)
+    while found == before:
+        time.sleep(LOOK_S)
+        found = _rounds(stub)
+    return found, time.monotonic()
 
 
 def _rounds(stub: fabric_pb2_grpc.FabricServiceStub) -> int:
