@@ -145,7 +145,7 @@ def _program(service: Service, start: Start) -> Program | None:
     added = {Start.FIRST: (), Start.AGAIN: service.again, Start.SPARE: service.spare}[start]
     return Program(
         name=service.name,
-        argv=(sys.executable, "-P", "-m", "mlfabric", *service.arguments, *added),  # -P: this directory has no modules
+        argv=(sys.executable, "-P", "-m", "mlfabric", *service.arguments, *added),  # -P: no modules from here
         environment=_environment(os.environ),
         stands_by=start is Start.SPARE,
     )

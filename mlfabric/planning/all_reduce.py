@@ -26,6 +26,7 @@ from mlfabric.protocol import UpdateId
 __all__ = ["Way", "plan_all_reduce", "way_of"]
 
 _CLEARLY = 0.8
+"""A link is clearly slower than most if it carries less than this part of what the middle one does."""
 
 
 class Way(NamedTuple):

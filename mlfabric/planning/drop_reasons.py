@@ -23,5 +23,5 @@ def unreachable(candidate: Candidate) -> Left:
 def crowded_out(candidate: Candidate, took_ns: int) -> Left:
     """Leave out the slowest of the updates that compete for the positions up to one."""
     takes = f"it takes {took_ns / 1e6:.1f} ms from {candidate.source}"
-    detail = f"more updates are due by then than fit; the slowest of them is left out: {takes}"
+    detail = f"more updates are due by its deadline than fit; the slowest of them is left out: {takes}"
     return Left(update=candidate.update, cause=DropReason.DEADLINE_CONFLICT, reason=detail)

@@ -215,11 +215,12 @@ class Journal:
                 took = f"{(now_ns - since_ns) / 1e9:.2f} s"
                 yield self._note(now_ns, worker, f"has version {event.version} of {event.model} from {peer}, in {took}")
             case MemberLeft():
-                yield self._note(now_ns, event.name, f"left: {event.detail}" if event.detail else "left")
+                left = self._note(now_ns, event.name, f"left: {event.detail}" if event.detail else "left")
+                yield {**left, "here": False}
             case MemberSilent():
                 yield self._note(now_ns, event.name, "is silent: its connection broke", is_warning=True)
             case MemberLost():
-                yield self._note(now_ns, event.name, f"is lost: {event.detail}", is_warning=True)
+                yield {**self._note(now_ns, event.name, f"is lost: {event.detail}", is_warning=True), "here": False}
 
     def _transferred(self, event: TransferEnded, now_ns: int) -> Iterator[Entry]:
         """Note what has come of an update, or of the sum that it is in."""
@@ -259,7 +260,8 @@ class Journal:
             case FetchState():
                 self._states[instruction.to] = instruction.peer.worker, now_ns
             case Welcome(to=name):
-                yield self._note(now_ns, name, f"joined as {state.context.members[name].member.role.value}")
+                joined = self._note(now_ns, name, f"joined as {state.context.members[name].member.role.value}")
+                yield {**joined, "here": True}
             case SetThreshold():
                 yield self._note(now_ns, instruction.to, f"stops its steps early: {instruction.reason}")
 

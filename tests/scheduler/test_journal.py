@@ -197,6 +197,7 @@ def test_members_that_come_fall_silent_and_go_are_noted(stage) -> None:
     assert stage.notes("a") == ["joined as worker", "is silent: its connection broke"]
     assert stage.notes("b") == ["joined as worker", "left: done"]
     assert [entry["warning"] for entry in stage.entries("note") if entry["about"] == "a"] == [False, True]
+    assert [entry.get("here") for entry in stage.entries("note") if entry["about"] == "b"] == [True, False]
 
 
 def test_who_is_refused_has_not_joined(stage) -> None:

@@ -127,8 +127,8 @@ function staysOf(status, shown, notes, name) {
   for (const note of notes) {
     const stay = stays.get(note.about);
     if (!stay) continue;
-    if (note.text.startsWith("joined as")) { stay.from = Math.min(stay.from || Infinity, note.at); stay.to = Infinity; }
-    if (/^(left|is lost)/.test(note.text)) stay.to = note.at;
+    if (note.here) stay.from = Math.min(stay.from || Infinity, note.at);
+    if ("here" in note) stay.to = note.here ? Infinity : note.at;
   }
   return stays;
 }
