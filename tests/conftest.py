@@ -6,9 +6,11 @@ replay a failure. ``CI`` in the environment chooses ``ci``; ``--hypothesis-profi
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator
@@ -64,11 +66,15 @@ def root_logger() -> Iterator[None]:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a TCP port of the loopback address that was free a moment ago."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
+    """Return a TCP port of the loopback address that was free a moment ago.
+
+    It is below those that Linux gives to connections (from 32,768), of which tests in other processes open many.
+    """
+    while True:
+        port = random.randrange(20_000, 32_768)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture
