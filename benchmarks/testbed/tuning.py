@@ -271,13 +271,14 @@ def _in_rounds(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield the same at the start and after every round, but for small rounds that follow each other closely.
 
-    The second half of the rounds comes again and again.
+    The second half of the rounds comes again and again; without the last one, which those few make who are left at the
+    end: in the middle of training its gradients would weigh as much as those of all.
     """
     weights, taken, yielded = workload.initial(), 0, -workers
     models = deque([weights], maxlen=max(commits.delays) + 1)
     velocity = np.zeros_like(weights)
     steps = [0] * workers
-    rounds = commits.by_round()
+    rounds = commits.by_round()[:-1]
     for members in chain(rounds, cycle(rounds[len(rounds) // 2 :])):
         if taken - yielded >= workers // 2:
             yield taken, models[-1]

@@ -1,8 +1,13 @@
 """Elastic rounds: whoever is ready makes a round; who is overdue is not waited for (design, section 3). Pure.
 
 Workers of one round begin to compute at the same moment, so most are ready at about the same time. A worker that takes
-longer than is worth waiting for (``patience.py``) is overdue: the round begins without its gradient, which joins the
-next one with a delay of one round.
+longer than is worth waiting for (``patience.py``) is overdue: the round begins without its gradient.
+
+If the gradient is there before that round is over, its worker has to wait for the next one, as long as others compute.
+So it gives the gradient up, and makes one from the new model in that time: the next round has as many gradients, and
+none that is late. Late ones push a model that has moved on, and momentum repeats that. A worker that was late the time
+before, too, may be slow always: its gradient joins the next round with a delay of one, as does one that comes later,
+while others compute already. A movement of several steps always joins.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ import math
 
 from mlfabric.methods.patience import best_ns
 from mlfabric.methods.round_rule import Late, Readiness
-from mlfabric.model.specs import ModelSpec, RoundOptions
+from mlfabric.model.specs import Method, ModelSpec, RoundOptions
 
 __all__ = ["Elastic"]
 
@@ -31,6 +36,7 @@ class Elastic:
         options = spec.rounds or RoundOptions()
         self.delay_bound, self._at_least = options.tau_max, options.at_least
         self.most_waiting = max(4, self.delay_bound + 1)
+        self._replaces = spec.method is Method.ELASTIC
 
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Wait until enough are ready, and for more while that is worth it."""
@@ -46,6 +52,8 @@ class Elastic:
         begins_ns = best_ns(who, now_ns)
         return max(now_ns, *lost_ns) if begins_ns is None else begins_ns
 
-    def late(self, delay: int, gradients: int) -> Late:
-        """Let it join while its delay is within the bound."""
+    def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
+        """Let it join while its delay is within the bound, unless a new one takes its place."""
+        if delay and can_renew and self._replaces:
+            return Late.IS_REPLACED
         return Late.JOINS if delay <= self.delay_bound else Late.IS_DROPPED

@@ -54,7 +54,7 @@ class Gossip:
             return now_ns
         return max(now_ns, min(who.ready_ns.values()) + (who.usual_ns or 0))
 
-    def late(self, delay: int, gradients: int) -> Late:
+    def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
         """Let it join: a worker offers its model, and adds what it learns meanwhile to the mean."""
         return Late.JOINS
 

@@ -51,7 +51,7 @@ class Partial:
                 return False
         return len(who.ready_ns) >= int(self._quorum)
 
-    def late(self, delay: int, gradients: int) -> Late:
+    def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
         """Have it added to the next one if a round is made without it, unless too many are kept already."""
         return Late.IS_KEPT if delay and gradients < MOST_KEPT else Late.JOINS
 

@@ -19,6 +19,8 @@ class Late(Enum):
     """It joins the next round."""
     IS_KEPT = auto()
     """Its worker adds it to its next one."""
+    IS_REPLACED = auto()
+    """It is dropped, as its worker has the time for a new one."""
     IS_DROPPED = auto()
 
 
@@ -71,11 +73,12 @@ class RoundRule(Protocol):
     def begins_ns(self, who: Readiness, now_ns: int) -> int | None:
         """Return when the next round may begin if nobody else becomes ready; None if it waits for somebody."""
 
-    def late(self, delay: int, gradients: int) -> Late:
+    def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
         """Say what becomes of what a worker offers.
 
         Args:
             delay: how many rounds were settled, or are being made without it, since the version that it was computed
                 from.
             gradients: how many it is the sum of.
+            can_renew: its worker would begin with a new one at the same moment as all others, and was in time before.
         """

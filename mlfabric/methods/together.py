@@ -22,6 +22,6 @@ class Together:
         """Begin once nobody computes any more."""
         return None if who.computing_ns else now_ns
 
-    def late(self, delay: int, gradients: int) -> Late:
+    def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
         """Drop it: a round is made of gradients of one version."""
         return Late.IS_DROPPED if delay else Late.JOINS

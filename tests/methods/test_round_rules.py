@@ -76,6 +76,12 @@ def test_elastic_lets_gradients_join_up_to_the_delay_bound(tau_max: int) -> None
     assert elastic.late(tau_max + 1, 1) is Late.IS_DROPPED
 
 
+def test_elastic_has_a_late_gradient_replaced_where_there_is_time_for_that_and_local_steps_have_not() -> None:
+    assert rule(Method.ELASTIC).late(1, 1, can_renew=True) is Late.IS_REPLACED
+    assert rule(Method.ELASTIC).late(0, 1, can_renew=True) is Late.JOINS
+    assert rule(Method.DILOCO).late(1, 1, can_renew=True) is Late.JOINS
+
+
 def test_a_partial_round_begins_with_its_quorum() -> None:
     assert rule(Method.PARTIAL, quorum="solo").begins_ns(who(1, (0, 0, 0)), 5) == 5
     assert rule(Method.PARTIAL, quorum="2").begins_ns(who(1, (0, 0, 0)), 5) is None

@@ -145,15 +145,57 @@ def test_one_that_keeps_many_gradients_waits_for_the_next_round_and_is_in_it(eag
     assert [(one.to, one.weight) for one in of(Reduce, told) if one.reduce is not None] == [("b", 20)]
 
 
-def test_a_late_worker_of_an_elastic_round_waits_for_the_next_one() -> None:
+@pytest.fixture
+def elastic() -> Team:
+    """Workers whose rounds need nearly none of them."""
     team = Team("a", "b", "c", rounds=RoundOptions(at_least=0.1))
     for worker in "abc":
         team.says(worker, rounds=replace(HELD, arrived=None))
-    team.ask(asks("a", computed_from=4))
-    team.ask(asks("b", computed_from=4))
-    team.wait(10_000)
-    assert of(Reduce, team.tick())
-    assert team.ask(asks("c", computed_from=4)) == []
+    return team
+
+
+def begin_without(team: Team, late: str, version: int) -> frozenset[RoundId]:
+    """Have all workers but one make a round; return it."""
+    team.wait(100)
+    for worker in "abc".replace(late, ""):
+        team.ask(asks(worker, version, computed_from=version))
+    team.wait(10_000 if version == 4 else 1_000_000)
+    return frozenset(one.round for one in of(Reduce, team.tick()))
+
+
+def end(team: Team, rounds: frozenset[RoundId]) -> list[Instruction]:
+    """Let all workers have the round."""
+    (made,) = rounds
+    arrived = [RoundArrived(worker=worker, model="net", round=made) for worker in "abc"]
+    return [one for event in arrived for one in team.ask(event)]
+
+
+def test_a_late_gradient_of_an_elastic_round_is_given_up_for_a_new_one_when_all_begin_and_not_twice(elastic) -> None:
+    made = begin_without(elastic, "c", 4)
+    assert elastic.ask(asks("c", 4, computed_from=4)) == []
+    (passed,) = of(PassReduce, end(elastic, made))
+    assert (passed.to, passed.keep) == ("c", False)
+    dropped = elastic.rounds._context.members["c"].tally.dropped
+    assert dropped == {"a round was made without it, and its worker made a new one for the next": 1}
+
+    made = begin_without(elastic, "c", 5)
+    assert elastic.ask(asks("c", 5, computed_from=5)) == []
+    told = end(elastic, made) + elastic.tick()
+    assert of(PassReduce, told) == []
+    assert elastic.rounds.asked_by("c") == 1
+
+
+def test_one_that_backward_still_makes_when_the_round_is_settled_joins_the_next(elastic) -> None:
+    made = begin_without(elastic, "c", 4)
+    assert elastic.ask(asks("c", 4, computed_from=4, grows=True)) == []
+    assert of(PassReduce, end(elastic, made)) == []
+    assert elastic.rounds.asked_by("c") == 1
+
+
+def test_a_gradient_that_comes_when_others_have_begun_with_the_next_one_joins_it(elastic) -> None:
+    assert of(PassReduce, end(elastic, begin_without(elastic, "c", 4))) == []
+    told = elastic.ask(asks("c", 4, computed_from=4))
+    assert [one.to for one in of(Reduce, told) if one.reduce is not None] == ["c"]
 
 
 def test_who_fetches_what_the_first_round_makes_does_not_hold_up_another_attempt() -> None:

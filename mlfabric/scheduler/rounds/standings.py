@@ -16,6 +16,9 @@ _REMEMBERED = 200
 """How many computations the usual time is the median of."""
 _STEPS = 8
 """How many of each worker's last steps are known."""
+_REST = 2
+"""The rest of a gradient that is offered while backward makes it takes at most so many times as long as what was
+before, nearly always."""
 _NAMED = 3
 """How many workers that are in no round are named."""
 
@@ -32,6 +35,7 @@ class Standing:
             through with what it computes.
         fetches_from: the peer from which it is to fetch model and optimizer state; "" if it has them.
         fetches: the round that makes the version which it is to fetch.
+        was_late: a round was made without its last gradient.
         offer: the gradient that it offers, if any.
         took_ns: how long its last steps took.
     """
@@ -42,6 +46,7 @@ class Standing:
     is_behind: bool = False
     fetches_from: str = ""
     fetches: RoundId | None = None
+    was_late: bool = False
     offer: ReduceRequested | None = None
     took_ns: deque[int] = field(default_factory=lambda: deque(maxlen=_STEPS))
 
@@ -50,9 +55,9 @@ class Standing:
         """Whether it has the model of the newest version now."""
         return self.is_current and not self.fetches_from
 
-    def computes_from(self, version: int, now_ns: int) -> None:
+    def computes_from(self, version: int, now_ns: int, *, was_late: bool = False) -> None:
         """Note that it applies all rounds up to this one and computes the next gradient."""
-        self.applied, self.since_ns, self.offer = version, now_ns, None
+        self.applied, self.since_ns, self.offer, self.was_late = version, now_ns, None, was_late
 
 
 class Standings:
@@ -74,6 +79,12 @@ class Standings:
             self._took_ns.append(standing.took_ns[-1])
             standing.since_ns = now_ns
         standing.offer = offer
+
+    def can_renew(self, standing: Standing, now_ns: int) -> bool:
+        """Tell whether a worker was in time before and, as far as is known, only waits with its gradient."""
+        offer, usual_ns = standing.offer, self.usual_ns or 0
+        grows = offer is not None and offer.grows and now_ns - standing.since_ns < _REST * usual_ns
+        return not standing.was_late and not grows
 
     def offers(self) -> dict[str, ReduceRequested]:
         """Return all gradients that have no outcome."""

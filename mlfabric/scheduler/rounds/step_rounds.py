@@ -43,7 +43,10 @@ from mlfabric.scheduler.rounds.thresholds import Thresholds
 
 __all__ = ["StepRounds"]
 
-_TOO_LATE = "no further round could take it"
+_DROPPED = {
+    Late.IS_DROPPED: "no further round could take it",
+    Late.IS_REPLACED: "a round was made without it, and its worker made a new one for the next",
+}
 
 
 class StepRounds:
@@ -212,25 +215,30 @@ class StepRounds:
         self._outcomes[event.reduce[:2]] = passed
         yield passed
 
-    def _judge(self, worker: str, now_ns: int) -> Iterator[Instruction]:
-        """Say what becomes of a gradient that is in no round, now that the model is at this version."""
+    def _judge(self, worker: str, now_ns: int, *, all_begin: bool = False) -> Iterator[Instruction]:
+        """Say what becomes of a gradient that is in no round, now that the model is at this version.
+
+        With ``all_begin`` all workers begin to compute at this moment.
+        """
         standing = self._standings.of[worker]
         offer = standing.offer
         if offer is None or not self._states.is_formed:
             return
         delay = self.version - offer.computed_from
-        late, reason = self._rule.late(delay, offer.updates), f"{delay} rounds were made without it"
+        can_renew = all_begin and self._standings.can_renew(standing, now_ns)
+        late = self._rule.late(delay, offer.updates, can_renew=can_renew)
+        reason = f"{delay} rounds were made without it"
         is_outside = self._running is not None and worker not in self._running.members
         if late is Late.JOINS and is_outside and self._rule.late(delay + 1, offer.updates) is Late.IS_KEPT:
             late, reason = Late.IS_KEPT, "a round is being made without it"
         if late is not Late.JOINS:
-            standing.computes_from(self.version, now_ns)
+            standing.computes_from(self.version, now_ns, was_late=True)
             yield self._pass(offer, late, reason)
 
-    def _judge_all(self, now_ns: int) -> Iterator[Instruction]:
+    def _judge_all(self, now_ns: int, *, all_begin: bool = False) -> Iterator[Instruction]:
         """Say what becomes of all gradients that are in no round: the model may be at another version now."""
         for worker in list(self._standings.offers()):
-            yield from self._judge(worker, now_ns)
+            yield from self._judge(worker, now_ns, all_begin=all_begin)
 
     def _drop(self, offer: ReduceRequested, reason: str) -> PassReduce:
         return self._pass(offer, Late.IS_DROPPED, reason)
@@ -238,7 +246,7 @@ class StepRounds:
     def _pass(self, offer: ReduceRequested, late: Late, reason: str) -> PassReduce:
         is_kept = late is Late.IS_KEPT
         if not is_kept:
-            self._context.members[offer.reduce.worker].tally.drop(_TOO_LATE, offer.updates)
+            self._context.members[offer.reduce.worker].tally.drop(_DROPPED[late], offer.updates)
         self.passed, self.dropped = self.passed + is_kept, self.dropped + (not is_kept)
         passed = PassReduce(to=offer.reduce.worker, reduce=offer.reduce, keep=is_kept, reason=reason)
         self._outcomes[offer.reduce[:2]] = passed
@@ -358,12 +366,13 @@ class StepRounds:
             )
             if member is not None:
                 self._outcomes[member.reduce[:2]] = settled
-                self._standings.of[worker].computes_from(version, now_ns)
+                delay = max(0, version - 1 - member.computed_from)
+                self._standings.of[worker].computes_from(version, now_ns, was_late=delay > 0)
                 self._context.members[worker].tally.commit(member.updates)
-                self.delays[max(0, version - 1 - member.computed_from)] += 1
+                self.delays[delay] += 1
             yield settled
         yield from self._states.settle(version, running.id, reached, now_ns)
-        yield from self._judge_all(now_ns)
+        yield from self._judge_all(now_ns, all_begin=True)
         yield from self._carrier.probe(running, running.parts, now_ns)
 
     def broken(self, event: RoundBroken, now_ns: int) -> Iterator[Instruction]:
