@@ -1,7 +1,7 @@
 """How a model's image is cut into chunks: what passes it on, and whoever plans for that, must agree on it. Pure.
 
 A chunk is about a hundredth of the image, so that waiting for the first one costs little however many members a sum or
-a model goes through; but at least 4 KiB, below which messages have little more than headers. Images of 48 MiB and more
+a model goes through; but at least what a packet of an Ethernet holds beside its headers. Images of 48 MiB and more
 have chunks of a twenty-fourth, at most 4 MiB: there a fast link brings more than a core can add in smaller pieces.
 """
 
@@ -14,7 +14,7 @@ __all__ = ["chunk_bytes"]
 CHUNKS_PER_IMAGE = 96
 CHUNKS_PER_LARGE_IMAGE = 24
 LARGE_IMAGE_BYTES = 48 * 1024 * 1024
-MIN_CHUNK_BYTES = 4 * 1024
+MIN_CHUNK_BYTES = 1408
 MAX_CHUNK_BYTES = 4 * 1024 * 1024
 
 
