@@ -97,7 +97,7 @@ def slowed(cluster: Cluster, *slowdowns: float) -> Cluster:
 SKEWS = {
     "stragglers": rounds_of(6, Method.PARTIAL, "C2", iterations=30),
     "stragglers, short rounds": rounds_of(6, Method.PARTIAL, "C1", iterations=30, model_bytes=20_000),
-    "one slow": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 3.0),
+    "one slow": slowed(rounds_of(6, Method.PARTIAL, iterations=90), 3.0),
     "half slow": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 2.0, 2.0, 2.0),
     "each slower": slowed(rounds_of(6, Method.PARTIAL, iterations=30), 1.0, 1.3, 1.6, 2.0, 2.5, 4.0),
 }
