@@ -6,8 +6,8 @@ longer than is worth waiting for (``patience.py``) is overdue: the round begins 
 If the gradient is there before that round is over, its worker has to wait for the next one, as long as others compute.
 So it gives the gradient up, and makes one from the new model in that time: the next round has as many gradients, and
 none that is late. Late ones push a model that has moved on, and momentum repeats that. A worker that was late the time
-before, too, may be slow always: its gradient joins the next round with a delay of one, as does one that comes later,
-while others compute already. A movement of several steps always joins.
+before, too, may be slow always: its gradient joins the next round with a delay of one. So does one that comes later,
+while others compute already, and one that is offered while backward makes it. A movement of several steps always joins.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a model's image is cut into chunks: what passes it on, and whoever plans for that, must agree on it. Pure.
 
 A chunk is about a hundredth of the image, so that waiting for the first one costs little however many members a sum or
-a model goes through; but at least what a packet of an Ethernet holds beside its headers. Images of 48 MiB and more
+a model goes through; but at least about what one packet of an Ethernet holds. Images of 48 MiB and more
 have chunks of a twenty-fourth, at most 4 MiB: there a fast link brings more than a core can add in smaller pieces.
 """
 

@@ -16,9 +16,6 @@ _REMEMBERED = 200
 """How many computations the usual time is the median of."""
 _STEPS = 8
 """How many of each worker's last steps are known."""
-_REST = 2
-"""The rest of a gradient that is offered while backward makes it takes at most so many times as long as what was
-before, nearly always."""
 _NAMED = 3
 """How many workers that are in no round are named."""
 
@@ -79,12 +76,6 @@ class Standings:
             self._took_ns.append(standing.took_ns[-1])
             standing.since_ns = now_ns
         standing.offer = offer
-
-    def can_renew(self, standing: Standing, now_ns: int) -> bool:
-        """Tell whether a worker was in time before and, as far as is known, only waits with its gradient."""
-        offer, usual_ns = standing.offer, self.usual_ns or 0
-        grows = offer is not None and offer.grows and now_ns - standing.since_ns < _REST * usual_ns
-        return not standing.was_late and not grows
 
     def offers(self) -> dict[str, ReduceRequested]:
         """Return all gradients that have no outcome."""

@@ -45,7 +45,7 @@ __all__ = ["StepRounds"]
 
 _DROPPED = {
     Late.IS_DROPPED: "no further round could take it",
-    Late.IS_REPLACED: "a round was made without it, and its worker made a new one for the next",
+    Late.IS_REPLACED: "a round was made without it, and there was time for a new one",
 }
 
 
@@ -218,16 +218,18 @@ class StepRounds:
     def _judge(self, worker: str, now_ns: int, *, all_begin: bool = False) -> Iterator[Instruction]:
         """Say what becomes of a gradient that is in no round, now that the model is at this version.
 
-        With ``all_begin`` all workers begin to compute at this moment.
+        With ``all_begin`` all workers begin to compute at this moment, but those whose gradients backward still makes.
         """
         standing = self._standings.of[worker]
         offer = standing.offer
         if offer is None or not self._states.is_formed:
             return
         delay = self.version - offer.computed_from
-        can_renew = all_begin and self._standings.can_renew(standing, now_ns)
+        can_renew = all_begin and not (standing.was_late or offer.grows)
         late = self._rule.late(delay, offer.updates, can_renew=can_renew)
-        reason = f"{delay} rounds were made without it"
+        reason = "a round was made without it" if delay == 1 else f"{delay} rounds were made without it"
+        if late is Late.IS_REPLACED:
+            reason = f"{reason}, and there is time for a new one"
         is_outside = self._running is not None and worker not in self._running.members
         if late is Late.JOINS and is_outside and self._rule.late(delay + 1, offer.updates) is Late.IS_KEPT:
             late, reason = Late.IS_KEPT, "a round is being made without it"
