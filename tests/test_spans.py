@@ -151,9 +151,10 @@ def test_the_sum_that_an_update_is_in_is_part_of_its_trace(start: Start, free_po
     six = "-n", "6", "--host-per-worker", "--aggregators", "2", *rates
     runs(start, "digits_optimizer.py", free_port, *six, **environment)
     names = [set(names_of(trace)) for trace in kept.whole("push")]
-    summed = [one for one in names if ("aggregator", "aggregate") in one]
-    assert len(summed) >= 2  # how many are worth a sum is up to the planner, and to who is ready at the same time
-    assert all(one >= {("worker", "push"), ("scheduler", "plan"), ("server", "commit")} for one in summed)
+    summed = [one for one in names if {("aggregator", "aggregate"), ("server", "commit")} <= one]
+    # How many are worth a sum is up to the planner and to who is ready together, and what is in a sum may be dropped.
+    assert len(summed) >= 2
+    assert all({("worker", "push"), ("scheduler", "plan")} <= one for one in summed)
 
 
 @pytest.mark.processes
