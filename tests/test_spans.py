@@ -129,8 +129,12 @@ def runs(start: Start, name: str, port: int, *options: str, **environment: str) 
 def test_the_way_of_an_update_is_one_trace(start: Start, free_port: int, collector: Collected) -> None:
     kept, environment = collector
     runs(start, "digits_optimizer.py", free_port, **environment)
-    pushes = [trace for trace in kept.whole("push") if ("server", "commit") in names_of(trace)]
-    assert len(pushes) == 20  # the initial weights are installed, and not committed
+    planned = [trace for trace in kept.whole("push") if ("scheduler", "plan") in names_of(trace)]
+    assert len(planned) == 20  # the initial weights are installed, and not planned
+    pushes = [trace for trace in planned if ("server", "commit") in names_of(trace)]
+    assert len(pushes) >= 10
+    dropped = [span for trace in planned if trace not in pushes for _, _, span in trace if span.name == "push"]
+    assert all("the bound is" in span.status.message for span in dropped)  # a busy machine may run late
     parts = [("scheduler", "plan"), ("server", "commit"), ("server", "transfer")]
     for trace in pushes:
         assert names_of(trace) == [*parts, ("worker", "push"), ("worker", "transfer")]
