@@ -1,7 +1,7 @@
 """Rounds of AllReduce over links of mixed rates: ours against gloo's ring, and against what the links allow.
 
-The machines are hosts of a testbed (``testbed/hosts.py``). Each runs one process that does both in turn: a gloo
-all_reduce, then ours, in the same processes and over the same links. A round is over when its last worker has the sum.
+The machines are hosts of a testbed (``testbed/hosts.py``). Each runs one process that does gloo's rounds and
+then ours, over the same links. A round is over when its last worker has the sum.
 
 A round needs at least ``max(1/u_min, 1/d_min, 2)`` times what the tensor takes on a full link, u and d being the shares
 of a full link that the links up and down have: a slow link carries the tensor once, and a worker sends and receives it
@@ -231,7 +231,7 @@ def _worked(hosts: Sequence[Host], tasks: Sequence[Task]) -> list[dict[str, list
 
 
 def _work(task: Task) -> dict[str, list[float]]:
-    """Do all rounds of all kinds in turn; return how long each took here."""
+    """Do all rounds of each kind; return how long each took here."""
     import torch
     import torch.distributed as dist
 
@@ -265,8 +265,11 @@ def _work(task: Task) -> dict[str, list[float]]:
             times[kind].append(time.perf_counter() - started_s)
             return total
 
+        # One kind after the other: gloo's bytes between our rounds would be in the way of the probes that follow each.
         for _ in range(task.rounds):
-            torch.testing.assert_close(timed("gloo", dist.all_reduce), timed("ours", worker.all_reduce))
+            wanted = timed("gloo", dist.all_reduce)
+        for _ in range(task.rounds):
+            torch.testing.assert_close(timed("ours", worker.all_reduce), wanted)
         for _ in range(task.rounds):
             timed("empty", worker.all_reduce)
         dist.barrier()

@@ -107,7 +107,8 @@ def end_well(
         options: dict[str, Any] = {"method": Method[method.upper()], "workers": together}
         reader = running.worker(weights, "reader", rule=mlfabric.RuleSpec(lr=1.0), resume=True, **options)
         version = reader.get().number
-        # The scheduler's count lacks what was committed while it stood still; versions hold as many as were there.
+        # Each update makes a version of its own, or, in synchronous training, all that are there make one. The count
+        # does not have what the server committed while the scheduler stood still.
         (model,) = running.status().models
         assert (version if method == "asynchronous" else model.committed) == steps * len(trainers)
         assert torch.equal(weights["w"].detach(), torch.full((size,), float(version)))
