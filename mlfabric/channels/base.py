@@ -161,6 +161,9 @@ class Stream(Protocol):
     def spread(self, rate_bps: int) -> bool:
         """Have what is sent spaced out at about a rate, 0 not any longer; tell whether that is possible."""
 
+    def hold_back(self, rate_bps: int) -> None:
+        """Have little more on its way than a rate carries in a round trip, 0 for no such limit, if that is possible."""
+
     def path(self) -> Path:
         """Return what is known of the way to the peer."""
 

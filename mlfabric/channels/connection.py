@@ -56,6 +56,22 @@ class Connection:
         """
         self._sender.spread(rate_bps)
 
+    def hold_back(self, rate_bps: int) -> None:
+        """Have little more on its way from now on than a rate carries in a round trip; 0 lifts that.
+
+        Who sends at once all that is there fills the queue before a slow link, and what has to be passed on waits
+        behind it. This is no limit: where links let it, a stream goes several times as fast as its rate. Transports
+        that cannot do it, and streams that are fast enough, send as they did.
+
+        Args:
+            rate_bps: at which it is expected to go.
+
+        Raises:
+            TransferError: the connection broke; it is closed.
+        """
+        with self._stream.breaking:
+            self._stream.raw.hold_back(rate_bps)
+
     async def send(self, frame: Frame, payload: Sequence[memoryview] = (), rate_bps: int = 0) -> TransferRecord | None:
         """Send a frame and its payload without copying it.
 

@@ -240,6 +240,9 @@ class MemoryStream:
         self._out.most_bps = rate_bps
         return True
 
+    def hold_back(self, rate_bps: int) -> None:
+        """Do nothing: emulated links have no queue in which one stream waits for another."""
+
     def path(self) -> Path:
         """Return what is known of the way to the peer."""
         return self._path

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from mlfabric.channels import sockets
 from mlfabric.channels.backlog import Path
-from mlfabric.channels.views import drop_front
+from mlfabric.channels.views import chunked, drop_front, total_bytes
 
 __all__ = ["TcpStream"]
 
@@ -31,6 +31,13 @@ SEGMENT_OFFSET = 16
 MIN_RTT_OFFSET = 148
 NO_RTT_US = 0xFFFFFFFF
 SIOCOUTQNSD = 0x894B  # linux/sockios.h: of what was written, how much was never sent
+SO_BUF_LOCK = 72  # asm-generic/socket.h, since Linux 5.14: which buffers the kernel leaves as they are
+PACKET_BYTES = 1408
+"""As many as one packet carries on nearly all links."""
+HELD_NS = 30_000_000
+LEAST_HELD_BYTES = 4096
+MOST_HELD_BYTES = 64 * 1024
+"""Of a stream that may have more than this on its way nothing is held back: its links are fast."""
 
 
 class TcpStream:
@@ -44,6 +51,8 @@ class TcpStream:
         self._sock = sock
         self._loop = asyncio.get_running_loop()
         self._wake_bytes = 1
+        self._held_bytes = 0
+        self._usual_buffer = (0, 0)
         host, port, *_ = sock.getpeername()
         self._peer = sockets.address_text(host, port)
 
@@ -75,7 +84,23 @@ class TcpStream:
 
     def _send(self, pieces: Sequence[memoryview]) -> int:
         """Hand over what there is room for; return how many bytes that were."""
+        if self._held_bytes:
+            return self._send_packets(pieces)
         return self._sock.sendmsg(pieces[:IOV_MAX])
+
+    def _send_packets(self, pieces: Sequence[memoryview]) -> int:
+        """Hand over one packet after the other: what comes in one piece is taken in beyond the buffer's size."""
+        sent_bytes = 0
+        try:
+            for packet in chunked(pieces, max(1, self._held_bytes // 4 // PACKET_BYTES) * PACKET_BYTES):
+                taken_bytes = self._sock.sendmsg(packet, (), socket.MSG_EOR)
+                sent_bytes += taken_bytes
+                if taken_bytes < total_bytes(packet):
+                    break
+        except BlockingIOError:
+            if not sent_bytes:
+                raise
+        return sent_bytes
 
     async def readable(self) -> None:
         """Wait until something has come."""
@@ -197,6 +222,31 @@ class TcpStream:
         except OSError:
             return False
         return True
+
+    def hold_back(self, rate_bps: int) -> None:
+        """Have little more on its way than a rate carries in a round trip, 0 for as much as TCP lets through.
+
+        The send buffer holds all that was not acknowledged, so it is made small. A kernel that cannot be told to look
+        after its size again (before Linux 5.14) holds nothing back.
+        """
+        held_bytes = 0
+        if rate_bps:
+            held_bytes = max(LEAST_HELD_BYTES, rate_bps * (HELD_NS + 2 * self.path().rtt_ns) // (8 * 10**9))
+        if held_bytes > MOST_HELD_BYTES:
+            held_bytes = 0
+        if held_bytes == self._held_bytes:
+            return
+        if not self._held_bytes:
+            try:
+                lock = self._sock.getsockopt(socket.SOL_SOCKET, SO_BUF_LOCK)
+            except OSError:
+                return
+            self._usual_buffer = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) // 2, lock
+        usual_bytes, usual_lock = self._usual_buffer
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, held_bytes or usual_bytes)
+        if not held_bytes:
+            self._sock.setsockopt(socket.SOL_SOCKET, SO_BUF_LOCK, usual_lock)
+        self._held_bytes = held_bytes
 
     def path(self) -> Path:
         """Return what the kernel knows of the way to the peer (TCP_INFO)."""

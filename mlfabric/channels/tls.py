@@ -72,6 +72,9 @@ class TlsStream(TcpStream):
     def _wait_for(self, wanted_bytes: int, batch_bytes: int) -> None:
         self._wake_at(max(1, min(READ_BATCH_BYTES, wanted_bytes) - HELD_BYTES))
 
+    def hold_back(self, rate_bps: int) -> None:
+        """Do nothing: OpenSSL writes records, not packets."""
+
     def waiting_bytes(self) -> int:
         """Return how many bytes were received and not read yet; those that are still encrypted count as they are."""
         return super().waiting_bytes() + self._tls.pending()

@@ -41,8 +41,8 @@ as a ring."""
 MOST_CHAINS, CHAINS_OF_MANY = 16, 8
 _SHARED = 2
 """How many times as long a round takes over links that others use at the same time: TCP shares them."""
-_SPREAD = 1.5
-"""How many times the planned rate a stream may have, so that it makes up for what others were late."""
+_AHEAD = 1.5
+"""For how many times the planned rate a stream has enough on its way, so that it makes up for what others were late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +219,8 @@ class _Making:
         shaped = self.shaped(shape, pairs, reason, bounds, tuple(striped.reservations))
         if shape is not Shape.STRIPES:
             return shaped
-        spread = _SPREAD * striped.over_span * 8e9 / striped.span_ns
-        trees = tuple(replace(tree, rate_bps=round(spread * (tree.end - tree.start))) for tree in shaped.trees)
+        per_byte = _AHEAD * striped.over_span * 8e9 / striped.span_ns
+        trees = tuple(replace(tree, rate_bps=round(per_byte * (tree.end - tree.start))) for tree in shaped.trees)
         return replace(shaped, trees=trees)
 
     def in_ring(self, ring: Ring, reason: str) -> Shaped:

@@ -176,7 +176,8 @@ class ReducePart:
         parent: the worker that is offered the sum of these and this worker's own; None at the root.
         source: the worker from which the result is fetched; None at the root.
         takers: workers that fetch the result here.
-        rate_bps: the approximate rate at which to spread each of the streams; 0 for full speed.
+        rate_bps: at about which each of the streams is expected to go, and for which it has enough on its way; 0 for
+            as much as TCP lets through.
     """
 
     start: int

@@ -2829,7 +2829,9 @@ class ReducePart(_message.Message):
     start: _builtins.int
     end: _builtins.int
     rate_bps: _builtins.int
-    """At about which each of the streams is to be spread out; 0 for as fast as it goes."""
+    """At about which each of the streams is expected to go, and for which it has enough on its way; 0 for as much as TCP
+    lets through.
+    """
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Peer]:
         """Who offers a sum of its own and others' tensors."""

@@ -11,9 +11,9 @@ sum has been received by the parent.
 
 Sums come unasked: whoever is to receive them was told so by the scheduler, and until it has been, the network holds
 them up. To ask for the result on a connection of its own costs more than sending few bytes does: of a range of
-``BRIEF_BYTES`` or less it goes back as the answer to the sum; not in stripes, where it is to flow back meanwhile. What
-a worker of a stripe has ready goes as fast as it can, which tells the monitor what the links carry; what is passed on
-is spread out.
+``BRIEF_BYTES`` or less it goes back as the answer to the sum; not in stripes, where it is to flow back meanwhile.
+Streams of stripes go as fast as links let them, which tells the monitor what these carry, but none has more on its way
+than its planned rate asks for: whole tensors that are ready would fill the queues in which what is passed on waits.
 
 A gradient may be offered while backward still makes it, from the first byte on. Then everything goes as far as its
 bytes are there, and each range travels with bytes from all over the gradient (``dealt_bytes``).
@@ -226,7 +226,8 @@ class Attempt:
         meta = data_pb2.OfferMeta(size_bytes=length, host=self._host).SerializeToString()
         frame = Frame(kind=FrameKind.PAYLOAD, ticket=ticket, length=length, digest=digest, meta=meta)
         async with self._lines.line(parent.address) as connection:
-            connection.spread(_pace_bps(part.rate_bps if part.inputs else 0, parent))
+            connection.spread(parent.most_bps)
+            connection.hold_back(part.rate_bps)
             if summed is None:
                 record = await connection.send(frame, own)
             else:
@@ -256,7 +257,8 @@ class Attempt:
 
     async def _send_result(self, part: ReducePart, taker: Peer, connection: Connection, result: Filling) -> None:
         """Send the result as it becomes ready."""
-        connection.spread(_pace_bps(part.rate_bps, taker))
+        connection.spread(taker.most_bps)
+        connection.hold_back(part.rate_bps)
         frame = Frame(
             kind=FrameKind.MODEL,
             ticket=taker.ticket,
@@ -285,13 +287,8 @@ def _layout_of(start: int, end: int, dtype: str, segments: int) -> Layout:
 
 
 def _is_brief(part: ReducePart, length: int) -> bool:
-    """Tell whether the result is the answer; what is spread out takes so long that it flows back meanwhile."""
+    """Tell whether the result is the answer; what has a rate takes so long that it flows back meanwhile."""
     return length <= BRIEF_BYTES and not part.rate_bps
-
-
-def _pace_bps(rate_bps: int, peer: Peer) -> int:
-    """Return at which rate to spread out what is sent to a peer; 0 for as fast as it goes."""
-    return min(filter(None, (rate_bps, peer.most_bps)), default=0)
 
 
 def _answered(part: ReducePart, length: int) -> set[str]:

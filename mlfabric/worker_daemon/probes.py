@@ -77,14 +77,15 @@ class Probes:
         payload = memoryview(bytes(plan.size_bytes))
         async with asyncio.TaskGroup() as group:
             for peer in plan.targets:
-                group.create_task(self._send(peer, payload))
+                group.create_task(self._send(peer, payload, plan.slot_ns))
                 await asyncio.sleep(plan.slot_ns / 1e9)
 
-    async def _send(self, peer: Peer, payload: memoryview) -> None:
-        """Send one probe, and wait until it has come."""
+    async def _send(self, peer: Peer, payload: memoryview, slot_ns: int) -> None:
+        """Send one probe, and wait until it has come; what is left of it in a slow link's queue is to be little."""
         try:
             async with self._lines.fresh_line(peer.address) as connection:
                 frame = Frame(kind=FrameKind.PAYLOAD, ticket=peer.ticket, length=len(payload))
+                connection.hold_back(len(payload) * 8 * 10**9 // slot_ns)
                 await connection.send(frame, (payload,))
                 answer = await connection.receive()
                 if answer.kind is not FrameKind.OUTCOME:
