@@ -12,7 +12,7 @@ sum has been received by the parent.
 Sums come unasked: whoever is to receive them was told so by the scheduler, and until it has been, the network holds
 them up. To ask for the result on a connection of its own costs more than sending few bytes does: of a range of
 ``BRIEF_BYTES`` or less it goes back as the answer to the sum; not in stripes, where it is to flow back meanwhile.
-Streams of stripes go as fast as links let them, which tells the monitor what these carry, but none has more on its way
+Streams in trees go as fast as links let them, which tells the monitor what these carry, but none has more on its way
 than its planned rate asks for: whole tensors that are ready would fill the queues in which what is passed on waits.
 
 A gradient may be offered while backward still makes it, from the first byte on. Then everything goes as far as its

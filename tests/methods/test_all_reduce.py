@@ -144,6 +144,19 @@ def test_a_host_with_a_slow_link_carries_the_tensor_once_each_way_and_is_no_root
         assert "w3.0" not in {tree.root for tree in found.trees}
 
 
+@pytest.mark.parametrize("shape", [Shape.TREE, Shape.STRIPES])
+def test_streams_in_trees_are_told_somewhat_more_than_what_each_needs_to_end_in_time(shape: Shape) -> None:
+    """So that none has more than that on its way (``Connection.hold_back``); what is short needs no limit."""
+    without = frozenset({Shape.RING, Shape.TREE, Shape.STRIPES} - {shape})
+    found, _ = shaped([10 * MEGABIT] * 2 + [1 * MEGABIT] * 3, 1_000_000, without=without)
+    assert found.shape is shape
+    took_s = max(reservation.profile.end_ns for reservation in found.transfers) / 1e9
+    for tree in found.trees:
+        assert 1.0 <= tree.rate_bps * took_s / (8 * (tree.end - tree.start)) <= 2.0
+    short, _ = shaped([MEGABIT] * 5, 1024, without=frozenset({Shape.RING, Shape.STRIPES}))
+    assert [tree.rate_bps for tree in short.trees] == [0]
+
+
 def test_the_root_is_drawn_among_all_hosts_that_are_alike() -> None:
     for size_bytes in (16, TREES_FROM_BYTES):
         roots = {shaped([200 * MEGABIT] * 4, size_bytes, counter)[0].trees[0].root for counter in range(1, 60)}
