@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -113,6 +114,42 @@ async def test_one_that_takes_longer_than_its_slot_is_told_of_and_cut_off() -> N
             assert await b.told() == ("a", ROUND)
             with pytest.raises(TransferError):
                 await connection.receive()
+        assert b.came.empty()
+
+
+async def test_its_sender_cuts_it_off_too() -> None:
+    """Its receiver may not be able to say that in time."""
+    came, over = bytearray(), asyncio.Event()
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(64 * 1024):
+                came.extend(data)
+        writer.close()
+        over.set()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    async with server, Worker() as a:
+        host, port = server.sockets[0].getsockname()
+        a.probes.start(plan(targets=(Peer("b", f"{host}:{port}", TICKETS[0]),), size=100 * SIZE))
+        await all_over(a)
+        await asyncio.wait_for(over.wait(), 15)
+    assert 0 < len(came) < 100 * SIZE
+
+
+async def test_one_that_its_sender_cuts_off_is_told_of_if_enough_was_seen() -> None:
+    async with Worker() as b:
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[0]),), slot_ns=4 * SLOT_NS))
+        async with slowly_sent(b.address, TICKETS[0]) as connection:
+            await asyncio.sleep(2.5 * SLOT_NS / 1e9)
+            connection.close()
+            assert await b.told() == ("a", ROUND)
+        b.probes.start(plan(sources=(Peer("a", "", TICKETS[1]),), slot_ns=NEVER_NS))
+        async with slowly_sent(b.address, TICKETS[1]) as connection:
+            while b.lines._expected:
+                await asyncio.sleep(0.001)
+            connection.close()
+            await all_over(b)
         assert b.came.empty()
 
 
