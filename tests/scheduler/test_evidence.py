@@ -59,6 +59,14 @@ def known(seen: Seen, **others: int) -> dict[LinkId, int]:
             {"up_a": SLOW, "up_d": SLOW},
             dict.fromkeys((down_link("b"), up_link("e"), down_link("f"), down_link("g")), SLOW),
         ),
+        # If a probe was somewhat slower than its slow link, a fast one that was shown no better is not to blame.
+        ({"a>b": 240, "a>c": SLOW, "d>b": SLOW, "d>c": SLOW}, {"up_a": SLOW, "up_d": SLOW}, {}),
+        # Unless some link has become much slower, links that were explained stay as they were.
+        (
+            {"a>b": 700, "d>e": SLOW, "f>e": SLOW},
+            {"up_d": SLOW, "up_f": SLOW},
+            {up_link("a"): 700, down_link("b"): 700},
+        ),
         # A probe that was slower than what both links showed elsewhere changes nothing; nor do no probes.
         ({"a>b": SLOW, "a>c": FAST, "d>b": FAST}, {}, {}),
         ({}, {"up_a": FAST}, {}),
