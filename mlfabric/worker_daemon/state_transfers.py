@@ -126,6 +126,8 @@ class StateTransfers:
                     length=len(state.image),
                     meta=data_pb2.ModelMeta(version=version, host=self._host).SerializeToString(),
                 )
+                visit.connection.spread(0)  # a round may have limited what goes over it
+                visit.connection.hold_back(0)
                 record = await visit.connection.send(frame, (state.image,))
                 if record is not None:
                     self._recorded(record, plan.peer.worker)
