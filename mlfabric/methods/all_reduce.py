@@ -41,8 +41,8 @@ as a ring."""
 MOST_CHAINS, CHAINS_OF_MANY = 16, 8
 _SHARED = 2
 """How many times as long a round takes over links that others use at the same time: TCP shares them."""
-_HELD_FROM_BYTES = 64 * 1024
-"""From how long a tensor on a single tree has no more on its way than that; less fits into any queue."""
+_SHORT_BYTES = 64 * 1024
+"""A tensor of so many on a single tree fits into any queue: its streams need no rate."""
 _AHEAD = 1.5
 """For how many times the planned rate a stream has enough on its way, so that it makes up for what others were late."""
 
@@ -219,7 +219,7 @@ class _Making:
             pairs.append((workers[tree.root], parents, sources))
         bounds = list(itertools.pairwise((0, *itertools.accumulate(striped.size_bytes))))
         shaped = self.shaped(shape, pairs, reason, bounds, tuple(striped.reservations))
-        if shape is not Shape.STRIPES and self._size_bytes < _HELD_FROM_BYTES:
+        if shape is not Shape.STRIPES and self._size_bytes <= _SHORT_BYTES:
             return shaped
         per_byte = _AHEAD * striped.over_span * 8e9 / striped.span_ns
         trees = tuple(replace(tree, rate_bps=round(per_byte * (tree.end - tree.start))) for tree in shaped.trees)

@@ -16,8 +16,8 @@ class Trees:
         start, end: the range; ``start`` is a multiple of ``ALIGNMENT_BYTES``, ``end`` greater.
         parents: to whom each worker that contributes, but the root, sends the sum of its own and what was sent to it.
         sources: from whom each worker but the root has the result; also workers that contribute nothing.
-        rate_bps: at about which each stream is expected to go, so that it has no more on its way than that takes; 0 for
-            as much as TCP lets through.
+        rate_bps: at about which each stream is expected to go: no more is sent ahead than that needs; 0 for as much as
+            TCP lets through.
         sums_bps, results_bps: by worker, at most at which its sum goes to its parent, and the result comes from its
             source; 0, or not there, if links carry more than comes.
     """

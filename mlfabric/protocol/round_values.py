@@ -176,8 +176,8 @@ class ReducePart:
         parent: the worker that is offered the sum of these and this worker's own; None at the root.
         source: the worker from which the result is fetched; None at the root.
         takers: workers that fetch the result here.
-        rate_bps: at about which each of the streams is expected to go, and for which it has enough on its way; 0 for
-            as much as TCP lets through.
+        rate_bps: at about which each of the streams is expected to go: no more is sent ahead than that needs; 0 for as
+            much as TCP lets through.
     """
 
     start: int

@@ -2829,7 +2829,7 @@ class ReducePart(_message.Message):
     start: _builtins.int
     end: _builtins.int
     rate_bps: _builtins.int
-    """At about which each of the streams is expected to go, and for which it has enough on its way; 0 for as much as TCP
+    """At about which each of the streams is expected to go: no more is sent ahead than that needs; 0 for as much as TCP
     lets through.
     """
     @_builtins.property

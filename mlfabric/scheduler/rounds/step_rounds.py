@@ -5,8 +5,7 @@ same bits. A round's *members* contribute a gradient; all other workers that hav
 result comes to them while they compute. Once all of them have it the round is *settled* and makes the next version;
 nobody applies a round that is not. Whoever breaks off earlier makes it void, and it is planned anew without that one.
 
-In gossip each worker has a model of its own, and contributes that; each member gets a sum of its own. Receivers get
-nothing, and hear that there is a new version.
+In gossip each member contributes its own model, and gets its own sum; receivers only hear that there is a new version.
 """
 
 from __future__ import annotations
