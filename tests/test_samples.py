@@ -10,17 +10,8 @@ from hypothesis import strategies as st
 
 from mlfabric.errors import UsageError
 from mlfabric.model import samples as module
-from mlfabric.model.samples import (
-    LAST_POSITION,
-    NO_SAMPLES,
-    SampleAccount,
-    Samples,
-    count,
-    difference,
-    intersection,
-    samples_of,
-    union,
-)
+from mlfabric.model.ranges import count, difference, intersection
+from mlfabric.model.samples import LAST_POSITION, NO_SAMPLES, SampleAccount, Samples, samples_of, union
 
 ranges = st.tuples(st.integers(0, 40), st.integers(1, 12)).map(lambda r: (r[0], r[0] + r[1]))
 several = st.lists(ranges, max_size=6)

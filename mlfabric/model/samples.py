@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from operator import lt, ne
 
 from mlfabric.errors import UsageError
+from mlfabric.model.ranges import Ranges, covered, difference
 
 __all__ = [
     "LAST_POSITION",
@@ -24,14 +25,11 @@ __all__ = [
     "SampleAccount",
     "SampleCounts",
     "Samples",
-    "count",
-    "difference",
-    "intersection",
     "samples_of",
     "union",
 ]
 
-Samples = tuple[tuple[int, int], ...]
+Samples = Ranges
 Run = tuple[int, int, int]
 """Half-open range of positions, and how often all of them were trained on."""
 
@@ -49,23 +47,15 @@ def samples_of(ranges: Iterable[tuple[int, int]], most: int = MOST_RANGES) -> Sa
     Raises:
         UsageError: a range is empty or out of range, or there are more than ``most``.
     """
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(ranges):
+    given = sorted(ranges)
+    for start, stop in given:
         if not 0 <= start < stop <= LAST_POSITION:
             raise UsageError(f"samples from {start} up to {stop}; allowed: 0 <= start < stop <= 2**62")
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(stop, found[-1][1]))
-        else:
-            found.append((start, stop))
+    found = covered(given)
     if len(found) > most:
-        given = f"samples in {len(found)} ranges"
-        raise UsageError(f"{given}; allowed: {most}. Number samples in the order in which they are used")
-    return tuple(found)
-
-
-def count(samples: Samples) -> int:
-    """Return how many samples there are."""
-    return sum(stop - start for start, stop in samples)
+        too_many = f"samples in {len(found)} ranges"
+        raise UsageError(f"{too_many}; allowed: {most}. Number samples in the order in which they are used")
+    return found
 
 
 def union(a: Samples, b: Samples) -> Samples:
@@ -73,27 +63,6 @@ def union(a: Samples, b: Samples) -> Samples:
     if not a or not b:
         return a or b
     return samples_of((*a, *b), len(a) + len(b))
-
-
-def difference(a: Samples, b: Samples) -> Samples:
-    """Return the samples that are in ``a`` and not in ``b``."""
-    out: list[tuple[int, int]] = []
-    rest = iter((*b, (LAST_POSITION, LAST_POSITION)))
-    without = next(rest)
-    for start, stop in a:
-        at = start
-        while at < stop:
-            while without[1] <= at:
-                without = next(rest)
-            if without[0] > at:
-                out.append((at, min(stop, without[0])))
-            at = min(stop, without[1]) if without[0] < stop else stop
-    return tuple(out)
-
-
-def intersection(a: Samples, b: Samples) -> Samples:
-    """Return the samples that are in both."""
-    return difference(a, difference(a, b))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

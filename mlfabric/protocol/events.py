@@ -14,6 +14,7 @@ from mlfabric.protocol.round_values import (
     ReduceRequested,
     RoundArrived,
     RoundBroken,
+    RoundKept,
     RoundsHeld,
     RoundSlow,
     StateArrived,
@@ -300,6 +301,7 @@ MemberEvent = (
     | RoundArrived
     | RoundBroken
     | RoundSlow
+    | RoundKept
     | StateArrived
     | StateBroken
     | LinkProbed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from mlfabric.model.ranges import Ranges
 from mlfabric.protocol.identities import ReduceId, ReduceOp, RoundId
 from mlfabric.protocol.told import SaidByWorker, Told, ToldOfModel
 from mlfabric.values import dataclass
@@ -24,6 +25,7 @@ __all__ = [
     "ReduceSettled",
     "RoundArrived",
     "RoundBroken",
+    "RoundKept",
     "RoundSlow",
     "RoundsHeld",
     "StateArrived",
@@ -132,10 +134,22 @@ class RoundBroken(SaidByWorker):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSlow(SaidByWorker):
-    """This attempt goes on much more slowly than planned: at this pace its rest takes ``left_ns``, > 0."""
+    """This attempt goes on much more slowly than planned: at this pace its rest takes ``left_ns``.
+
+    At the planned pace it would take ``usual_ns``. Both are above 0.
+    """
 
     round: RoundId
     left_ns: int
+    usual_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundKept(SaidByWorker):
+    """What a worker has of the result of this attempt, which is void: ranges of the tensor's bytes."""
+
+    round: RoundId
+    kept: Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +215,9 @@ class Reduce(Told):
         weight: the sum of the weights of those contributions that the result is of.
         rates: the means of the contributions' settings of each parameter group.
         planned_ns: how long it is to take; 0 if nobody is to watch that.
+        after: the void attempt of whose result everything but the rest is kept; None if all of the tensor is summed.
+        rest: the ranges of the tensor's bytes that are summed in place of all of it. Parts are of these bytes, put
+            together in their order.
     """
 
     reduce: ReduceId | None
@@ -213,13 +230,16 @@ class Reduce(Told):
     weight: int = 1
     rates: tuple[float, ...] = ()
     planned_ns: int = 0
+    after: RoundId | None = None
+    rest: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelReduce(Told):
-    """This attempt is void; there will be another."""
+    """This attempt is void; there will be another. ``keep`` what is here of the result, and say what that is."""
 
     round: RoundId
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

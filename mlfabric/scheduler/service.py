@@ -65,7 +65,7 @@ _BY_ENDS = _BY_ALL | {"transfer_ended"}
 _SPOKEN_BY = {
     Role.WORKER: _BY_ENDS
     | {"push_requested", "get_requested", "worker_holds", "not_kept", "samples_dropped", "samples_wanted"}
-    | {"reduce_requested", "round_arrived", "round_broken", "round_slow", "state_arrived"}
+    | {"reduce_requested", "round_arrived", "round_broken", "round_slow", "round_kept", "state_arrived"}
     | {"state_broken", "link_probed", "steps_timed"},
     Role.SERVER: _BY_ENDS
     | {"server_holds", "initial_received", "commits_reported", "samples_reported", "model_freed"}

@@ -41,6 +41,7 @@ from mlfabric.protocol import (
     ReplicaReported,
     RoundArrived,
     RoundBroken,
+    RoundKept,
     RoundSlow,
     SamplesDropped,
     SamplesReported,
@@ -224,6 +225,8 @@ class SchedulerState:
                 yield from rounds.timed(event)
             case RoundBroken() if event.model in self.reductions:
                 yield from self.reductions[event.model].broken(event, now_ns)
+            case RoundKept() if event.model in self.reductions:
+                self.reductions[event.model].kept(event)
             case RoundSlow() if event.model in self.reductions:
                 yield from self.reductions[event.model].slow(event, now_ns)
             case CommitsReported() if event.model in self.models:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import NamedTuple
 
-from mlfabric.model.samples import SampleCounts, Samples, difference
+from mlfabric.model.ranges import difference
+from mlfabric.model.samples import SampleCounts, Samples
 from mlfabric.model.specs import RuleKind, RuleSpec
 from mlfabric.network import down_link
 from mlfabric.protocol import (

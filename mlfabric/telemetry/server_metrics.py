@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlfabric.model.samples import SampleCounts, count
+from mlfabric.model.ranges import count
+from mlfabric.model.samples import SampleCounts
 from mlfabric.protocol import Commit
 from mlfabric.telemetry.observed import WAIT_S, Registry, Traffic, Transferred
 

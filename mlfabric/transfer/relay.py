@@ -13,8 +13,11 @@ from mlfabric.channels.progress import Progress
 from mlfabric.channels.views import contiguous
 from mlfabric.errors import LayoutError, TransferError, UsageError
 from mlfabric.model.chunking import chunk_bytes
+from mlfabric.model.specs import ALIGNMENT_BYTES
 
 __all__ = ["Relay"]
+
+_PIECES = 16
 
 
 class Relay:
@@ -23,7 +26,7 @@ class Relay:
     Args:
         buffer: contiguous and writable, as long as the payload. What arrives is handed on chunk by chunk, as plans
             count on it.
-        is_last: nobody is handed it: then it is received in one go, which costs much less than many chunks.
+        is_last: nobody is handed it: then it is received in few pieces, which costs much less than many chunks.
     """
 
     def __init__(self, buffer: memoryview, *, is_last: bool = False) -> None:
@@ -32,7 +35,9 @@ class Relay:
             raise UsageError(f"a relay was given a {given}; give a writable one as long as the payload")
         (self._payload,) = contiguous([buffer])
         self._progress = Progress(len(self._payload))
-        self._chunk_bytes = len(self._payload) if is_last else chunk_bytes(len(self._payload))
+        length = len(self._payload)
+        fewest_bytes = length // _PIECES // ALIGNMENT_BYTES * ALIGNMENT_BYTES if is_last else 0
+        self._chunk_bytes = max(fewest_bytes, chunk_bytes(length))
         self._started = False
 
     @property

@@ -260,6 +260,7 @@ class Event(_message.Message):
     STATE_ARRIVED_FIELD_NUMBER: _builtins.int
     STATE_BROKEN_FIELD_NUMBER: _builtins.int
     ROUND_SLOW_FIELD_NUMBER: _builtins.int
+    ROUND_KEPT_FIELD_NUMBER: _builtins.int
     REPLICA_REPORTED_FIELD_NUMBER: _builtins.int
     NOT_KEPT_FIELD_NUMBER: _builtins.int
     HELD_BACK_FIELD_NUMBER: _builtins.int
@@ -302,6 +303,8 @@ class Event(_message.Message):
     @_builtins.property
     def round_slow(self) -> Global___RoundSlow: ...
     @_builtins.property
+    def round_kept(self) -> Global___RoundKept: ...
+    @_builtins.property
     def replica_reported(self) -> Global___ReplicaReported: ...
     @_builtins.property
     def not_kept(self) -> Global___NotKept: ...
@@ -341,6 +344,7 @@ class Event(_message.Message):
         state_arrived: Global___StateArrived | None = ...,
         state_broken: Global___StateBroken | None = ...,
         round_slow: Global___RoundSlow | None = ...,
+        round_kept: Global___RoundKept | None = ...,
         replica_reported: Global___ReplicaReported | None = ...,
         not_kept: Global___NotKept | None = ...,
         held_back: Global___HeldBack | None = ...,
@@ -353,11 +357,11 @@ class Event(_message.Message):
         samples_wanted: Global___SamplesWanted | None = ...,
         model_freed: Global___ModelFreed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_kept", b"round_kept", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits_reported", b"commits_reported", "event", b"event", "get_requested", b"get_requested", "held_back", b"held_back", "initial_received", b"initial_received", "link_probed", b"link_probed", "links_reported", b"links_reported", "member_left", b"member_left", "memory_reported", b"memory_reported", "model_freed", b"model_freed", "not_kept", b"not_kept", "prepared", b"prepared", "push_requested", b"push_requested", "reduce_requested", b"reduce_requested", "replica_reported", b"replica_reported", "round_arrived", b"round_arrived", "round_broken", b"round_broken", "round_kept", b"round_kept", "round_slow", b"round_slow", "samples_dropped", b"samples_dropped", "samples_reported", b"samples_reported", "samples_wanted", b"samples_wanted", "server_holds", b"server_holds", "state_arrived", b"state_arrived", "state_broken", b"state_broken", "steps_timed", b"steps_timed", "transfer_ended", b"transfer_ended", "worker_holds", b"worker_holds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "round_slow", "replica_reported", "not_kept", "held_back", "link_probed", "steps_timed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["push_requested", "get_requested", "worker_holds", "server_holds", "commits_reported", "initial_received", "transfer_ended", "member_left", "memory_reported", "reduce_requested", "round_arrived", "round_broken", "state_arrived", "state_broken", "round_slow", "round_kept", "replica_reported", "not_kept", "held_back", "link_probed", "steps_timed", "links_reported", "prepared", "samples_dropped", "samples_reported", "samples_wanted", "model_freed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -850,8 +854,11 @@ class RoundSlow(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     LEFT_NS_FIELD_NUMBER: _builtins.int
+    USUAL_NS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     left_ns: _builtins.int
+    usual_ns: _builtins.int
+    """At the planned pace the rest would take so long."""
     @_builtins.property
     def round(self) -> Global___RoundId: ...
     def __init__(
@@ -860,14 +867,46 @@ class RoundSlow(_message.Message):
         model: _builtins.str = ...,
         round: Global___RoundId | None = ...,
         left_ns: _builtins.int = ...,
+        usual_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_ns", b"left_ns", "model", b"model", "round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_ns", b"left_ns", "model", b"model", "round", b"round", "usual_ns", b"usual_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RoundSlow: _TypeAlias = RoundSlow  # noqa: Y015
+
+@_typing.final
+class RoundKept(_message.Message):
+    """What is here of the result of an attempt that is void."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def round(self) -> Global___RoundId: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Ranges of the tensor's bytes in order, of each how far it is behind the one before, and its length."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        round: Global___RoundId | None = ...,
+        kept: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "model", b"model", "round", b"round"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RoundKept: _TypeAlias = RoundKept  # noqa: Y015
 
 @_typing.final
 class AppliedUpdate(_message.Message):
@@ -2881,6 +2920,8 @@ class Reduce(_message.Message):
     WEIGHT_FIELD_NUMBER: _builtins.int
     RATES_FIELD_NUMBER: _builtins.int
     PLANNED_NS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    REST_FIELD_NUMBER: _builtins.int
     workers: _builtins.int
     """How many contribute."""
     size_bytes: _builtins.int
@@ -2902,6 +2943,14 @@ class Reduce(_message.Message):
     def rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """The means of the contributions' settings."""
 
+    @_builtins.property
+    def after(self) -> Global___RoundId:
+        """The void attempt whose result is kept, but for the rest; absent if all of the tensor is summed."""
+
+    @_builtins.property
+    def rest(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What of the tensor is summed in place of all of it, as in RoundKept; parts are of these bytes put together."""
+
     def __init__(
         self,
         *,
@@ -2915,10 +2964,12 @@ class Reduce(_message.Message):
         weight: _builtins.int = ...,
         rates: _abc.Iterable[_builtins.float] | None = ...,
         planned_ns: _builtins.int = ...,
+        after: Global___RoundId | None = ...,
+        rest: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["reduce", b"reduce", "round", b"round"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "reduce", b"reduce", "round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "parts", b"parts", "planned_ns", b"planned_ns", "rates", b"rates", "reduce", b"reduce", "round", b"round", "size_bytes", b"size_bytes", "version", b"version", "weight", b"weight", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "dtype", b"dtype", "parts", b"parts", "planned_ns", b"planned_ns", "rates", b"rates", "reduce", b"reduce", "rest", b"rest", "round", b"round", "size_bytes", b"size_bytes", "version", b"version", "weight", b"weight", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3082,16 +3133,20 @@ class CancelReduce(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    keep: _builtins.bool
+    """Keep what is here of the result, and say what that is."""
     @_builtins.property
     def round(self) -> Global___RoundId: ...
     def __init__(
         self,
         *,
         round: Global___RoundId | None = ...,
+        keep: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["round", b"round"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep", b"keep", "round", b"round"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -91,6 +91,7 @@ LIMITS: Mapping[str, Limit] = {
     "Probe.size_bytes": _FROM_1,
     "ReduceRequested.together": _FROM_1,
     "RoundSlow.left_ns": _FROM_1,
+    "RoundSlow.usual_ns": _FROM_1,
     "RoundsHeld.together": _FROM_1,
     "ReduceRequested.updates": _FROM_1,
     "ReduceRequested.weight": _FROM_1,

@@ -1,4 +1,4 @@
-"""Samples on the wire: ranges in order, as small numbers.
+"""Ranges on the wire, of samples or of bytes, in order, as small numbers.
 
 Of each range: how far its start is behind the end of the one before (the first: behind 0), its length, and whatever is
 said of it besides (of a run: how often it was trained on).

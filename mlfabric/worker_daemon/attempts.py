@@ -22,7 +22,7 @@ bytes are there, and each range travels with bytes from all over the gradient (`
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,7 +38,7 @@ from mlfabric.telemetry.forwarding_log import note_forwarding
 from mlfabric.transfer.relay import Relay
 from mlfabric.transfer.running_sum import Accumulator, Input, InputKind
 from mlfabric.v1 import data_pb2
-from mlfabric.worker_daemon.dealt_bytes import pieces_of
+from mlfabric.worker_daemon.dealt_bytes import beginning, pieces_of
 from mlfabric.worker_daemon.round_lines import RoundLines
 
 __all__ = ["BRIEF_BYTES", "Attempt", "GradientGrowth", "ReduceBuffers", "padded_bytes"]
@@ -111,6 +111,7 @@ class Attempt:
         self._lines = lines
         self._host = host
         self._recorded = recorded
+        self._results: list[tuple[ReducePart, Progress]] = []
         self._watched: list[Progress] = []
         """Of what fills up here piece by piece; what is received in one go says nothing while it comes."""
 
@@ -119,6 +120,17 @@ class Attempt:
         """How much of what can be watched here has been done, 0 to 1; 1 if nothing can."""
         total = sum(progress.size_bytes for progress in self._watched)
         return sum(progress.ready_bytes for progress in self._watched) / total if total else 1.0
+
+    def come(self) -> Iterator[tuple[list[tuple[int, int]], memoryview]]:
+        """Give what has come of the result: where bytes belong in the tensor, and these bytes."""
+        for part, progress in self._results:
+            length = min(progress.ready_bytes, part.end - part.start)
+            yield beginning(self._pieces(part), length), self._buffers.result[part.start : part.start + length]
+
+    @property
+    def flows(self) -> bool:
+        """Whether something has come of all that can be watched here."""
+        return all(progress.ready_bytes for progress in self._watched)
 
     async def run(self) -> None:
         """Do everything; the result is then in its buffer, and with all who were to fetch it here.
@@ -166,6 +178,8 @@ class Attempt:
             self._watched.append(summed.progress)
         if relay is not None and part.takers:
             self._watched.append(relay.progress)
+        if result is not None and (relay is not None or is_root):
+            self._results.append((part, result.progress))
         answered = _answered(part, len(out))
         if summed is not None:
             if own:

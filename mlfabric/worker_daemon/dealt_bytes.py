@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from mlfabric.model.specs import ALIGNMENT_BYTES
 
-__all__ = ["SEGMENTS", "pieces_of", "put_in_order"]
+__all__ = ["SEGMENTS", "beginning", "pieces_of", "put_in_order"]
 
 SEGMENTS = 8
 
@@ -38,6 +38,17 @@ def pieces_of(start: int, end: int, size_bytes: int, segments: int) -> list[tupl
             pieces.append(((base + first) * ALIGNMENT_BYTES, (base + after) * ALIGNMENT_BYTES))
         base += count
     return pieces
+
+
+def beginning(pieces: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
+    """Return where the first ``length`` bytes of some pieces lie."""
+    found = []
+    for start, end in pieces:
+        taken = min(length, end - start)
+        if taken > 0:
+            found.append((start, start + taken))
+        length -= taken
+    return found
 
 
 def put_in_order(travelled: memoryview, into: memoryview, ranges: Iterable[tuple[int, int]], segments: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from mlfabric.model.samples import MOST_RUNS, Samples, difference, union
+from mlfabric.model.ranges import difference
+from mlfabric.model.samples import MOST_RUNS, Samples, union
 from mlfabric.protocol import SamplesGranted, SamplesWanted
 from mlfabric.worker_daemon import actions as act
 

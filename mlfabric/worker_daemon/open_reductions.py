@@ -29,6 +29,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundKept,
     RoundsHeld,
     RoundSlow,
     StateArrived,
@@ -91,11 +92,17 @@ class Reducing:
                 yield from self._begin(event)
             case CancelReduce():
                 if self._is_at(event.round):
-                    yield from self._stop()
+                    yield from self._stop(keep=event.keep)
+                elif event.keep:  # it broke, as others had stopped before
+                    yield act.StopAttempt(round=event.round, keep=True)
             case act.AttemptEnded():
                 yield from self._ended(event)
             case act.AttemptSlow():
                 yield from self._slow(event)
+            case act.AttemptKept():
+                model = self._model_of(event.plan)
+                kept = RoundKept(worker=self.worker, model=model, round=event.plan.round, kept=event.kept)
+                yield Request(event=kept)
             case ReduceSettled():
                 yield from self._settle(event)
             case PassReduce():
@@ -197,19 +204,20 @@ class Reducing:
             yield from self._stop_of(event.reduce)
             yield Request(event=self._current(self.open[event.reduce]))
 
-    def _model_of(self, attempt: _Attempt) -> str:
-        opened = None if attempt.plan.reduce is None else self.open.get(attempt.plan.reduce)
+    def _model_of(self, plan: Reduce) -> str:
+        opened = None if plan.reduce is None else self.open.get(plan.reduce)
         return self.model if opened is None else opened.model
 
     def _slow(self, event: act.AttemptSlow) -> Iterator[Action]:
         if self._attempt is not None and self._is_at(event.round):
-            model = self._model_of(self._attempt)
-            yield Request(event=RoundSlow(worker=self.worker, model=model, round=event.round, left_ns=event.left_ns))
+            model, left_ns, usual_ns = self._model_of(self._attempt.plan), event.left_ns, event.usual_ns
+            slow = RoundSlow(worker=self.worker, model=model, round=event.round, left_ns=left_ns, usual_ns=usual_ns)
+            yield Request(event=slow)
 
     def _ended(self, event: act.AttemptEnded) -> Iterator[Action]:
         if self._attempt is None or not self._is_at(event.round):
             return
-        model = self._model_of(self._attempt)
+        model = self._model_of(self._attempt.plan)
         if event.detail:
             self._attempt = None
             broken = RoundBroken(worker=self.worker, model=model, round=event.round, detail=event.detail)
@@ -242,9 +250,9 @@ class Reducing:
         self.settled, self.together = event.round, event.workers
         self._known.append(event.round)
 
-    def _stop(self) -> Iterator[Action]:
+    def _stop(self, *, keep: bool = False) -> Iterator[Action]:
         if self._attempt is not None:
-            yield act.StopAttempt(round=self._attempt.plan.round)
+            yield act.StopAttempt(round=self._attempt.plan.round, keep=keep)
         self._attempt = None
 
     def _stop_of(self, reduce: ReduceId) -> Iterator[Action]:

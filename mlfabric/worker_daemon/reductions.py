@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
 from mlfabric import clock
 from mlfabric.channels import Channel, Connection, TransferRecord
 from mlfabric.channels.interfaces import LinkCounter
-from mlfabric.errors import FabricError, RefusedError
+from mlfabric.errors import FabricError, RefusedError, TransferError
 from mlfabric.fail_stop import Failed, Tasks
+from mlfabric.model.ranges import count
 from mlfabric.protocol import Reduce, ReduceId, ReduceRequested, RoundId
 from mlfabric.telemetry.log_lines import about
 from mlfabric.worker_daemon import round_actions as act
 from mlfabric.worker_daemon.attempts import Attempt, GradientGrowth, ReduceBuffers, padded_bytes
+from mlfabric.worker_daemon.kept_results import KeptResult, rest_of
 from mlfabric.worker_daemon.link_meter import LinkMeter
 from mlfabric.worker_daemon.link_peaks import least_bytes
 from mlfabric.worker_daemon.probes import Probes
@@ -48,6 +50,15 @@ class _Open:
 
     buffers: ReduceBuffers
     handle: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The last attempt that was begun, and what was here of its result before."""
+
+    plan: Reduce
+    attempt: Attempt
+    kept: KeptResult | None
 
 
 class Reductions:
@@ -81,6 +92,9 @@ class Reductions:
         self._open: dict[ReduceId, _Open] = {}
         self._received: ReduceBuffers | None = None
         self._round: RoundId | None = None
+        self._keeps = False
+        self._made: _Made | None = None
+        self._kept: KeptResult | None = None
         self._tasks = Tasks(take_in)
         self._task: asyncio.Task[None] | None = None
 
@@ -133,6 +147,9 @@ class Reductions:
             case act.StopAttempt():
                 self._lines.drop_idle()  # their other ends may still be at what is void, and will close them
                 if self._round == action.round and self._task is not None:
+                    self._keeps = action.keep
+                    if action.keep and self._task.done():
+                        self._keep()
                     self._task.cancel()
             case act.StartProbes():
                 self._probes.start(action.plan)
@@ -163,6 +180,7 @@ class Reductions:
         """Hand over the result of a settled round."""
         plan = action.plan
         log.debug("%s is here, as version %s", plan.round, plan.version, extra=about(plan))
+        self._made = self._kept = None
         outcome: RoundResult | int = action.workers
         done = None if plan.reduce is None else self._open.pop(plan.reduce)
         if self._inbox is not None:
@@ -183,14 +201,14 @@ class Reductions:
             weight=plan.weight,
             rates=plan.rates,
             total=buffers.result,
-            ranges=tuple((part.start, part.end) for part in plan.parts),
+            ranges=() if plan.rest else tuple((part.start, part.end) for part in plan.parts),
         )
         self._inbox.settled(result)
         return result
 
     def _start(self, plan: Reduce) -> None:
         buffers = self._buffers_for(plan)
-        self._round = plan.round
+        self._round, self._keeps = plan.round, False
         self._task = self._tasks.spawn(self._attempt(plan, buffers, self._task))
 
     def _buffers_for(self, plan: Reduce) -> ReduceBuffers:
@@ -207,12 +225,16 @@ class Reductions:
         """Make an attempt once nothing writes to the buffers any more."""
         if before is not None:
             await asyncio.wait((before,))
-        recorded = partial(self._recorded, round_id=plan.round)
-        attempt = Attempt(plan, buffers, self._lines, self._host, recorded, self._segments)
-        watch = self._tasks.spawn(self._watch(plan, attempt, buffers.growth)) if plan.planned_ns else None
+        watch: asyncio.Task[None] | None = None
         try:
+            made = self._made = await self._prepared(plan, buffers)
+            if plan.planned_ns:
+                watch = self._tasks.spawn(self._watch(plan, made.attempt, buffers.growth))
             async with self._meter.watching():
-                await attempt.run()
+                await made.attempt.run()
+            if made.kept is not None:
+                made.kept.take(made.attempt, plan.rest)
+                buffers.result[: plan.size_bytes] = made.kept.total
         except FabricError as error:
             self._lines.drop_idle()
             log.info("%s: %s", plan.round, error)
@@ -221,11 +243,36 @@ class Reductions:
             self._lines.drop_idle()  # some transfers have ended between the order to stop and its effect
             raise
         else:
-            up_bps, down_bps = self._meter.peaks_bps(least_bytes(len(buffers.result)))
+            up_bps, down_bps = self._meter.peaks_bps(least_bytes(count(plan.rest) or len(buffers.result)))
             self._take_in(act.AttemptEnded(round=plan.round, up_bps=up_bps, down_bps=down_bps))
         finally:
             if watch is not None:
                 watch.cancel()
+            if self._keeps and self._round == plan.round:
+                self._keep()
+
+    async def _prepared(self, plan: Reduce, buffers: ReduceBuffers) -> _Made:
+        """Make ready for an attempt at all of the tensor, or at what is left of it."""
+        kept, self._kept, self._made = self._kept, None, None
+        if plan.rest:
+            if kept is None or kept.round != plan.after or not kept.has_all_but(plan.rest):
+                raise TransferError(f"what is kept of {plan.after} is not here")
+            if buffers.growth is not None:
+                await buffers.growth.progress.reached(plan.size_bytes)
+            buffers = rest_of(buffers, plan.rest)
+        recorded, size_bytes = partial(self._recorded, round_id=plan.round), count(plan.rest) or plan.size_bytes
+        of_rest = replace(plan, size_bytes=size_bytes)
+        attempt = Attempt(of_rest, buffers, self._lines, self._host, recorded, self._segments)
+        return _Made(plan, attempt, kept if plan.rest else None)
+
+    def _keep(self) -> None:
+        """Keep what is here of the result of the attempt that was stopped, and say what that is."""
+        if (made := self._made) is None or made.plan.round != self._round:
+            return
+        self._made, self._kept = None, made.kept or KeptResult(made.plan.size_bytes)
+        self._kept.round = made.plan.round
+        self._kept.take(made.attempt, made.plan.rest)
+        self._take_in(act.AttemptKept(plan=made.plan, kept=self._kept.kept))
 
     async def _watch(self, plan: Reduce, attempt: Attempt, growth: GradientGrowth | None) -> None:
         """Say so while an attempt goes on slowly, once this worker's gradient is whole, and others' nearly so."""
@@ -234,8 +281,11 @@ class Reductions:
         pace = Pace(plan.planned_ns, clock.monotonic_ns())
         while True:
             await asyncio.sleep(pace.look_ns / 1e9)
-            if left_ns := pace.left_ns(attempt.share_done, clock.monotonic_ns()):
-                self._take_in(act.AttemptSlow(round=plan.round, left_ns=left_ns))
+            flows = growth is None and attempt.flows
+            done = attempt.share_done
+            if left_ns := pace.left_ns(done, clock.monotonic_ns(), flows=flows):
+                usual_ns = pace.usual_ns(done)
+                self._take_in(act.AttemptSlow(round=plan.round, left_ns=left_ns, usual_ns=usual_ns))
 
     def fail_all(self, error: BaseException) -> None:
         """Fail every handle: nothing more will come."""

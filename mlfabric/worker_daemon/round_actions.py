@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mlfabric.model.ranges import Ranges
 from mlfabric.protocol import (
     BeginState,
     CancelReduce,
@@ -20,6 +21,7 @@ from mlfabric.values import dataclass
 
 __all__ = [
     "AttemptEnded",
+    "AttemptKept",
     "AttemptSlow",
     "FailReduce",
     "FinishReduce",
@@ -69,10 +71,19 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptSlow:
-    """An attempt goes on slowly: at its pace the rest takes ``left_ns``."""
+    """An attempt goes on slowly: at its pace the rest takes ``left_ns``, at the planned one ``usual_ns``."""
 
     round: RoundId
     left_ns: int
+    usual_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptKept:
+    """These ranges of the tensor's bytes are here of the result of an attempt that was stopped."""
+
+    plan: Reduce
+    kept: Ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +113,7 @@ ReduceEvent = (
     | ReduceWithdrawn
     | AttemptEnded
     | AttemptSlow
+    | AttemptKept
     | ProbeEnded
     | StateEnded
     | Reduce
@@ -125,9 +137,10 @@ class StartAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAttempt:
-    """Take part in this round no more."""
+    """Take part in this round no more; ``keep`` what is here of its result, and say what that is."""
 
     round: RoundId
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ class RoundResult:
         weight: the sum of their weights; see ``ReduceRequested``.
         rates: the means of their settings of each parameter group.
         total: its bytes as they travelled, in memory of its own; none if this worker has no part of it (gossip).
-        ranges: the ranges of bytes in which they travelled.
+        ranges: the ranges of bytes in which they travelled; none if each byte is where it belongs.
     """
 
     version: int
@@ -112,7 +112,7 @@ class RoundInbox:
     @contextmanager
     def in_order(self, result: RoundResult) -> Iterator[memoryview]:
         """Give the bytes of a result, each where it belongs, while the block runs."""
-        if self.segments == 1:
+        if self.segments == 1 or not result.ranges:
             yield result.total
             return
         ordered = self.buffer(len(result.total))

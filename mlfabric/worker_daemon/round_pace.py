@@ -19,7 +19,7 @@ a round that is begun anew because of that loses more than the packet did."""
 _LOOKS = 4
 """How often one looks in that time."""
 _BEGINS_AFTER = 4
-"""The first bytes need one part of so many of the planned time at most."""
+"""The first bytes of each stream need one part of so many of the planned time at most."""
 _SLOW_SHARE = 0.5
 """What is slow: less than this part of what was to come."""
 _LEAST_SHARE = 1 / 4
@@ -44,25 +44,30 @@ class Pace:
         self._planned_ns = planned_ns
         self._window_ns = max(_LEAST_WINDOW_NS, planned_ns // _WINDOW_SHARE)
         self._not_before_ns = began_ns + planned_ns // _BEGINS_AFTER
-        self._told_ns = planned_ns
+        self._told_ns = 0
         self._looks: deque[tuple[int, float]] = deque(maxlen=_LOOKS + 1)
         self.look_ns = self._window_ns // _LOOKS
 
-    def left_ns(self, done: float, now_ns: int) -> int:
+    def usual_ns(self, done: float) -> int:
+        """Return how long the rest takes as planned."""
+        return round((1.0 - done) * self._planned_ns)
+
+    def left_ns(self, done: float, now_ns: int, *, flows: bool = False) -> int:
         """Look at what is done; return how long the rest takes if it goes on slowly, 0 if it does not.
 
-        A rest that takes less than a whole round is not told of, nor one that takes hardly longer than what was told.
+        A rest that takes hardly longer than what was told is not told of.
 
         Args:
             done: which part, 0 to 1.
+            flows: something has come of each stream.
         """
-        if now_ns >= self._not_before_ns:
+        if flows or now_ns >= self._not_before_ns:
             self._looks.append((now_ns, done))
         since_ns, before = self._looks[0] if self._looks else (now_ns, done)
         if done >= 1.0 or now_ns - since_ns < self._window_ns:
             return 0
         share = (done - before) * self._planned_ns / (now_ns - since_ns)
-        left_ns = round((1.0 - done) * self._planned_ns / max(share, _LEAST_SHARE)) if share < _SLOW_SHARE else 0
+        left_ns = round(self.usual_ns(done) / max(share, _LEAST_SHARE)) if share < _SLOW_SHARE else 0
         if left_ns <= self._told_ns:
             return 0
         self._told_ns = round(_LONGER * left_ns)

@@ -36,6 +36,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundKept,
     RoundSlow,
     Send,
     ServerHolds,
@@ -104,6 +105,7 @@ versions = st.builds(ModelVersion, st.sampled_from((1, 1, 0, 2)), few)
 updates = st.builds(UpdateId, trainers, st.sampled_from((1, 1, 2)), few)
 gets = st.builds(GetId, trainers, st.just(1), few)
 sums = st.builds(SumId, st.sampled_from((1, 1, 2)), few)
+some_ns = st.integers(1, 2**64 - 1)
 rounds = st.builds(RoundId, st.sampled_from((1, 1, 2)), few)
 pushes = st.builds(
     PushRequested,
@@ -153,7 +155,8 @@ said: st.SearchStrategy[MemberEvent] = st.one_of(
     st.builds(GetRequested, get=gets, model=models, min_version=versions, after_update=st.none() | updates),
     st.builds(RoundArrived, worker=anyone, model=models, round=rounds),
     st.builds(RoundBroken, worker=anyone, model=models, round=rounds, detail=st.just("")),
-    st.builds(RoundSlow, worker=anyone, model=models, round=rounds, left_ns=st.integers(1, 2**64 - 1)),
+    st.builds(RoundSlow, worker=anyone, model=models, round=rounds, left_ns=some_ns, usual_ns=some_ns),
+    st.builds(RoundKept, worker=anyone, model=models, round=rounds, kept=st.just(()) | st.just(((0, 16), (32, 48)))),
     st.builds(LinkProbed, worker=anyone, model=models, round=rounds, source=anyone, bps=st.integers(1, 2**64 - 1)),
     st.builds(CommitsReported, server=servers, model=models, commits=st.lists(commits, max_size=2).map(tuple)),
     st.builds(InitialReceived, server=servers, model=models, version=versions),

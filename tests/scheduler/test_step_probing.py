@@ -39,6 +39,7 @@ class Team(Stage):
     def __init__(self, names: str = NAMES) -> None:
         super().__init__(term=2)
         self.version = HELD.version
+        self.slow_round = RoundId(1, 4)
         for name in names:
             self.worker(name, spec=JOB, address=f"{name}:1")
         for name in names:
@@ -132,16 +133,21 @@ def test_a_round_that_goes_on_slowly_is_begun_anew_once_links_were_probed_if_tha
 
     def slow(left_ns: int, worker: str = "b") -> list[Instruction]:
         now = team.rounds._running or running
-        told: list[Instruction] = team.ask(RoundSlow(worker=worker, model="net", round=now.id, left_ns=left_ns))
+        usual_ns = max(1, now.planned_ns)
+        told: list[Instruction] = team.ask(
+            RoundSlow(worker=worker, model="net", round=now.id, left_ns=left_ns, usual_ns=usual_ns)
+        )
         return told
 
     assert slow(price_ns) == slow(2 * price_ns, worker="stranger") == []
     anew = slow(price_ns + 1)
     assert sorted(one.to for one in of(CancelReduce, anew)) == list(NAMES)
-    assert sorted(one.to for one in of(Probe, anew)) == list(NAMES)
-    assert slow(9 * price_ns) == of(Reduce, anew) == []
+    assert slow(9 * price_ns) == of((Probe, Reduce), anew) == []
     assert team.due_ms() == 2 * FIRST_PAUSE_MS
     team.wait(2 * FIRST_PAUSE_MS)
+    assert sorted(one.to for one in of(Probe, team.tick())) == list(NAMES)
+    assert team.due_ms() == FIRST_PAUSE_MS
+    team.wait(FIRST_PAUSE_MS)
     assert sorted(one.to for one in of(Reduce, team.tick())) == list(NAMES)
     again = team.rounds._running
     assert again is not None
@@ -150,9 +156,41 @@ def test_a_round_that_goes_on_slowly_is_begun_anew_once_links_were_probed_if_tha
     assert of(CancelReduce, slow(2 * price_ns + 1))
     team.wait(2 * FIRST_PAUSE_MS)
     team.tick()
+    team.wait(FIRST_PAUSE_MS)
+    team.tick()
     team.end()
     assert of(Reduce, team.begin(NAMES))
     assert of(CancelReduce, slow(price_ns + 1))
+
+
+def test_a_round_that_loses_a_worker_is_made_anew_once_queues_are_empty_and_links_were_probed(team) -> None:
+    assert of(Reduce, team.begin(NAMES))
+    assert of((Reduce, Probe), team.silent("c") + team.tick()) == []
+    left = list(NAMES.replace("c", ""))
+    assert team.due_ms() == FIRST_PAUSE_MS
+    team.wait(FIRST_PAUSE_MS)
+    probes = team.tick()
+    assert sorted(one.to for one in of(Probe, probes)) == left
+    assert of(Reduce, probes) == []
+    team.wait(FIRST_PAUSE_MS)
+    assert sorted(one.to for one in of(Reduce, team.tick())) == left
+
+
+def test_links_are_probed_before_the_next_round_once_a_worker_has_come_back(team) -> None:
+    team.silent("c")
+    team.worker("c", spec=JOB, address="c:1")
+    team.says("c", rounds=replace(HELD, version=team.version, applied=team.version, settled=None))
+    told = team.begin(NAMES)
+    assert sorted(one.to for one in of(Probe, told)) == list(NAMES)
+    assert of(Reduce, told) == []
+    team.wait(FIRST_PAUSE_MS)
+    assert of(Reduce, team.tick())
+
+
+def test_where_links_do_not_change_a_lost_worker_holds_nobody_up(team) -> None:
+    assert of(Reduce, team.begin(NAMES))
+    team.rounds._carrier._probing._calm = 8
+    assert sorted(one.to for one in of(Reduce, team.silent("c") + team.tick())) == list(NAMES.replace("c", ""))
 
 
 def test_where_links_cannot_be_probed_a_slow_round_goes_on() -> None:
@@ -160,7 +198,9 @@ def test_where_links_cannot_be_probed_a_slow_round_goes_on() -> None:
     assert of(Reduce, team.begin("abc"))
     running = team.rounds._running
     assert running is not None
-    assert team.ask(RoundSlow(worker="b", model="net", round=running.id, left_ns=100 * running.planned_ns)) == []
+    left_ns, usual_ns = 100 * running.planned_ns, running.planned_ns
+    slow = RoundSlow(worker="b", model="net", round=running.id, left_ns=left_ns, usual_ns=usual_ns)
+    assert team.ask(slow) == []
 
 
 def test_where_gradients_grow_those_watch_the_pace_who_know_when_their_own_is_whole(team) -> None:

@@ -18,6 +18,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundKept,
     RoundSlow,
     WorkerHolds,
 )
@@ -101,9 +102,9 @@ def test_an_attempt_told_twice_is_made_once_and_a_newer_one_takes_its_place() ->
 
 
 def test_that_an_attempt_is_slow_is_reported_while_it_goes_on() -> None:
-    stage, slow = asking(0), act.AttemptSlow(round=FIRST, left_ns=7)
+    stage, slow = asking(0), act.AttemptSlow(round=FIRST, left_ns=7, usual_ns=3)
     stage.tell(plan(FIRST))
-    told = Request(event=RoundSlow(worker="a", model="net", round=FIRST, left_ns=7))
+    told = Request(event=RoundSlow(worker="a", model="net", round=FIRST, left_ns=7, usual_ns=3))
     assert stage.tell(slow) == stage.tell(slow) == [told]
     stage.tell(act.AttemptEnded(round=FIRST, detail="reset"))
     assert stage.tell(slow) == []
@@ -118,6 +119,17 @@ def test_an_attempt_that_broke_is_reported_and_one_that_is_cancelled_is_stopped(
     cancel = CancelReduce(to="a", round=SECOND, reason="")
     assert stage.tell(cancel) == [act.StopAttempt(round=SECOND)]
     assert stage.tell(cancel) == []
+
+
+def test_what_is_kept_of_an_attempt_is_said_once_it_is_known() -> None:
+    stage = asking(0)
+    stage.tell(plan(FIRST))
+    stop = stage.tell(CancelReduce(to="a", round=FIRST, keep=True, reason=""))
+    assert stop == [act.StopAttempt(round=FIRST, keep=True)]
+    assert stage.tell(CancelReduce(to="a", round=FIRST, keep=True, reason="")) == stop  # or it has broken meanwhile
+    assert stage.tell(CancelReduce(to="a", round=FIRST, reason="")) == []
+    said = RoundKept(worker="a", model="net", round=FIRST, kept=((0, 4),))
+    assert stage.tell(act.AttemptKept(plan=plan(FIRST), kept=((0, 4),))) == [Request(event=said)]
 
 
 def test_a_result_that_is_here_is_announced_to_a_new_scheduler_and_void_once_it_is_planned_anew() -> None:

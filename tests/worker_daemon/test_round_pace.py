@@ -14,13 +14,15 @@ PLANNED_NS = 6 * S
 WINDOW_NS = PLANNED_NS // 3
 
 
-def watched(done: Callable[[float], float], planned_ns: int = PLANNED_NS) -> list[tuple[float, int]]:
+def watched(
+    done: Callable[[float], float], planned_ns: int = PLANNED_NS, *, flows: bool = False
+) -> list[tuple[float, int]]:
     """Return when, in parts of the planned time, an attempt is found to be slow, and how long its rest then takes."""
     pace, now_ns, found = Pace(planned_ns, 5 * S), 5 * S, []
     while now_ns < 5 * S + 4 * planned_ns:
         now_ns += pace.look_ns
         at = (now_ns - 5 * S) / planned_ns
-        if left_ns := pace.left_ns(min(1.0, done(at)), now_ns):
+        if left_ns := pace.left_ns(min(1.0, done(at)), now_ns, flows=flows):
             found.append((at, left_ns))
     return found
 
@@ -56,8 +58,20 @@ def test_what_stands_still_from_the_beginning_is_expected_to_come_some_day() -> 
     assert left_ns == 4 * PLANNED_NS
 
 
-def test_a_rest_that_takes_less_than_a_round_is_not_told_of() -> None:
-    assert watched(lambda at: at if at < 0.9 else 0.9 + 0.11 * (at - 0.9)) == []
+def test_what_is_slow_from_the_beginning_is_noticed_within_a_window_of_its_first_bytes() -> None:
+    first, _ = watched(lambda at: at / 10, flows=True)[0]
+    assert first <= 1.5 * WINDOW_NS / PLANNED_NS
+    later, _ = watched(lambda at: at / 10)[0]
+    assert later > first
+
+
+def test_a_short_rest_is_told_of_too_with_what_it_would_take_as_planned() -> None:
+    ((at, left_ns),) = watched(lambda at: at if at < 0.9 else 0.9 + 0.11 * (at - 0.9))
+    assert at < 0.9 + WINDOW_NS / PLANNED_NS
+    assert Pace(PLANNED_NS, 0).usual_ns(0.95) < 0.1 * PLANNED_NS < left_ns < PLANNED_NS
+
+
+def test_a_lost_packet_makes_hardly_more_than_a_round_of_the_rest_of_a_short_one() -> None:
     planned_ns, lost_ns = S // 2, S // 5  # TCP waits so long for a lost packet
     found = watched(lambda at: min(at, max(0.6, at - lost_ns / planned_ns)), planned_ns)
     assert all(left_ns < 1.1 * planned_ns for _, left_ns in found)

@@ -120,19 +120,13 @@ class Probing:
             best_bps: what the fastest link has carried at best; 0 if that is unknown.
         """
         self._probings, self._found = None, {}
-        network, count = self._network, Counter(idle.values())
-        hosts = {w: host for w, host in idle.items() if count[host] == 1 and network.has_host(host)}
-        if len(hosts) < _LEAST_WORKERS:
-            return None
-        full_bps = best_bps or max(network.rate_bps(up_link(host), 0) for host in hosts.values())
-        fitting_bytes = pause_ns * full_bps // (_ROOM * self._targets * 8 * 10**9)
-        probe_bytes = min(size_bytes // _SHARE, fitting_bytes)
-        if probe_bytes < max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)):
+        probe_bytes = self.probe_bytes(size_bytes, idle, pause_ns, best_bps)
+        if not probe_bytes:
             return None
         self._skipped += 1
         if self._skipped < min(_RAREST, 1 << (self._calm // _CALM)):
             return None
-        self._skipped, self._began_ns = 0, now_ns
+        self._skipped, self._began_ns, hosts = 0, now_ns, self._alone(idle)
         self._probings = Probings(
             round=after,
             hosts=hosts,
@@ -142,6 +136,25 @@ class Probing:
         )
         self._add(asked=sum(map(len, self._probings.targets.values())))
         return self._probings
+
+    def probe_bytes(self, size_bytes: int, idle: Mapping[str, str], pause_ns: int, best_bps: int) -> int:
+        """Return how long a probe is to be; 0 if there is no time for any, or too few could be sent.
+
+        Args:
+            size_bytes, idle, pause_ns, best_bps: as of :meth:`begin`.
+        """
+        hosts = self._alone(idle)
+        if len(hosts) < _LEAST_WORKERS:
+            return 0
+        full_bps = best_bps or max(self._network.rate_bps(up_link(host), 0) for host in hosts.values())
+        fitting_bytes = pause_ns * full_bps // (_ROOM * self._targets * 8 * 10**9)
+        fits = min(size_bytes // _SHARE, fitting_bytes)
+        return fits if fits >= max(_LEAST_BYTES, _LEAST_NS * full_bps // (8 * 10**9)) else 0
+
+    def _alone(self, hosts: Mapping[str, str]) -> dict[str, str]:
+        """Return the hosts of those workers that share theirs with no other."""
+        count = Counter(hosts.values())
+        return {w: host for w, host in hosts.items() if count[host] == 1 and self._network.has_host(host)}
 
     def probed(self, event: LinkProbed) -> None:
         """Note what a probe has shown; one of an earlier round, or that nobody asked for, shows nothing."""

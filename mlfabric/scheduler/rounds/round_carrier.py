@@ -11,10 +11,21 @@ from statistics import median
 
 from mlfabric.methods.all_reduce import Shaped, shape_round
 from mlfabric.methods.teams import Link
+from mlfabric.model.ranges import Ranges, count
 from mlfabric.network import down_link, up_link
 from mlfabric.planning import Shape
-from mlfabric.protocol import CancelReduce, Instruction, LinkProbed, Probe, ReduceRequested, RoundId, RoundSlow
+from mlfabric.protocol import (
+    CancelReduce,
+    Instruction,
+    LinkProbed,
+    Probe,
+    ReduceRequested,
+    RoundId,
+    RoundKept,
+    RoundSlow,
+)
 from mlfabric.scheduler.context import Context
+from mlfabric.scheduler.rounds.kept_round import KeptRound
 from mlfabric.scheduler.rounds.probe_plans import TARGETS, ProbeCount, Probing, probes_of
 from mlfabric.scheduler.rounds.rhythm import Rhythm
 from mlfabric.scheduler.rounds.round_links import RoundLinks
@@ -57,6 +68,7 @@ class RoundCarrier:
         rhythm: when workers ask.
         settled_ns: when the last one was settled.
         usual_ns: how long the last ones took; None before the first.
+        is_in_doubt: links may not be what they were taken for, and have not been probed since.
     """
 
     def __init__(self, context: Context, model: str, *, probes_first: bool = False) -> None:
@@ -75,12 +87,17 @@ class RoundCarrier:
         """What the last rounds took, ns for each byte."""
         self.settled_ns = 0
         self.usual_ns: int | None = None
+        self.is_in_doubt = False
         self._probes_first, self._is_probed = probes_first, False
         """Whether links were to be probed before the next round, or the first one."""
         self._slow = 0
         """How often in a row the round was begun anew as it was slow."""
         self._probed_ns = 0
         """When links were probed last because a round was to begin."""
+        self._kept: KeptRound | None = None
+        """The last void round, if its result can be kept."""
+        self._rest: Ranges = ()
+        """What of the tensor the next round is of, if not all."""
 
     @property
     def probes(self) -> ProbeCount:
@@ -106,7 +123,7 @@ class RoundCarrier:
             How it is to go, or why there is no way now.
         """
         hosts = {worker: self._context.host(worker) for worker in sorted([*heads, *late])}
-        size_bytes = next(iter(heads.values())).size_bytes
+        size_bytes = count(self._rest) or next(iter(heads.values())).size_bytes
         self._links.probed(self._probing)
         return shape_round(
             self._context.network,
@@ -139,7 +156,9 @@ class RoundCarrier:
         if isinstance(shaped, str):
             self.no_way, self.not_before_ns = f"a way: {shaped}", now_ns + FIRST_PAUSE_NS
             return None
-        self.no_way, self.how = "", "; ".join(filter(None, (who, shaped.reason)))
+        after, rest, self._kept, self._rest = self._kept, self._rest, None, ()
+        part = f"the other {count(rest)} bytes of the round before" if rest else ""
+        self.no_way, self.how = "", "; ".join(filter(None, (who, part, shaped.reason)))
         self.running = RunningRound(
             id=round_id,
             members=heads,
@@ -155,6 +174,8 @@ class RoundCarrier:
             summed=shaped.summed,
             is_best=shaped.is_best,
             shares=shaped.shares,
+            after=after.id if after is not None and rest else None,
+            rest=rest,
         )
         return self.running
 
@@ -180,8 +201,9 @@ class RoundCarrier:
             self._learn(running, now_ns)
         self.rhythm.settled(now_ns)
         self.settled_ns = now_ns
-        self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
-        self.usual_ns = round(median(self._took) * max(1, running.size_bytes))
+        if not running.rest:
+            self._took.append((now_ns - running.since_ns) / max(1, running.size_bytes))
+            self.usual_ns = round(median(self._took) * max(1, running.size_bytes))
         self.breaks = self._slow = 0
         self._is_probed = self._is_probed and not (self._probes_first and self._is_news(running, now_ns))
         return running
@@ -190,8 +212,9 @@ class RoundCarrier:
         """Learn from a round that had its links for itself what these carry, and which shapes do well."""
         hosts = self._hosts(running)
         self._links.learn(self._context.network, running, hosts, now_ns)
-        made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
-        self._trust.judge(made, self._context.network, hosts.values(), now_ns)
+        if not running.rest:
+            made = Made(running.shape, running.without_stripes, running.size_bytes, now_ns - running.since_ns)
+            self._trust.judge(made, self._context.network, hosts.values(), now_ns)
 
     def _is_news(self, running: RunningRound, now_ns: int) -> bool:
         """Tell whether a round shows that links have changed, or that there is more to be learnt of them."""
@@ -216,15 +239,16 @@ class RoundCarrier:
     def probe_first(self, size_bytes: int, workers: Collection[str], now_ns: int) -> Iterator[Probe]:
         """Have all links probed before the first round, as nothing is known of them. It begins once that is over.
 
-        So it is where links change and workers compute for long: what was found out after the last round is old then. A
-        round over links that are not what they are taken for takes many times as long.
+        So it is where links change and workers compute for long, as what was found out after the last round is old
+        then, or where a worker has come or was lost. A round over links that are not what they are taken for takes many
+        times as long.
         """
         pause_ns = self._probing_ns(size_bytes, workers, now_ns)
-        known_ns = max(self.settled_ns, self._probed_ns)
-        is_stale = self._probing.finds_changes and now_ns - known_ns > _STALE_TIMES * pause_ns
+        is_old = now_ns - max(self.settled_ns, self._probed_ns) > _STALE_TIMES * pause_ns
+        is_stale = self._probing.finds_changes and (self.is_in_doubt or is_old)
         if (self._is_probed or (self._took and not self._probes_first)) and not is_stale:
             return
-        self._is_probed, self._probed_ns = True, now_ns
+        self._is_probed, self._probed_ns, self.is_in_doubt = True, now_ns, False
         if probes := list(self._probe(self._next_id(), size_bytes, workers, pause_ns, now_ns)):
             self.take_id()
             self.not_before_ns = now_ns + pause_ns
@@ -256,16 +280,53 @@ class RoundCarrier:
         """Take in what a probe has shown."""
         self._probing.probed(event)
 
+    def doubt(self) -> None:
+        """Note that a worker has come, or come back: nothing is known of its link, and it has kept nothing."""
+        self.is_in_doubt, self._kept = True, None
+
+    def lost(self, reason: str, now_ns: int) -> Iterator[Instruction]:
+        """Void a round as one of its workers is gone, maybe because links have become slow: words of it are held up.
+
+        Links are probed before the next one, once what is void has left their queues.
+        """
+        assert self.running is not None, "nothing is to be begun anew"
+        if self.running.planned_ns and self._probing.finds_changes:
+            self.is_in_doubt = True
+            pause_ns = self._probing_ns(self.running.size_bytes, self.running.parts, now_ns)
+            self.not_before_ns = max(self.not_before_ns, now_ns + pause_ns)
+        yield from self.void(reason)
+
     def broken(self, now_ns: int) -> None:
         """Count a failed attempt; the next one is made after a pause that doubles."""
         self.breaks += 1
         self.not_before_ns = now_ns + (FIRST_PAUSE_NS << min(self.breaks - 1, MOST_BREAKS))
 
-    def void(self, reason: str) -> Iterator[Instruction]:
-        """End the round that is under way: all who were told of it forget it."""
+    def void(self, reason: str, *, keep: bool = False) -> Iterator[Instruction]:
+        """End the round that is under way: all who were told of it forget it, or ``keep`` what they have of its result.
+
+        Where each worker gets a sum of its own, nothing is kept.
+        """
         running = self._end()
+        self._kept = KeptRound(running) if keep and not running.summed else None
         for worker in sorted({*running.members, *running.receivers}):
-            yield CancelReduce(to=worker, round=running.id, reason=reason)
+            yield CancelReduce(to=worker, round=running.id, keep=self._kept is not None, reason=reason)
+
+    def kept(self, event: RoundKept) -> None:
+        """Note what a worker has of the result of a void round."""
+        if self._kept is not None and self._kept.id == event.round:
+            self._kept.has(event)
+            if self._kept.is_known and self.is_in_doubt:
+                self.not_before_ns = 0
+
+    def go_on(self, ready: dict[str, ReduceRequested], workers: Collection[str]) -> dict[str, ReduceRequested]:
+        """Return what the next round is of: what a void one was of, if it goes on where that was; else all.
+
+        Args:
+            ready: what it may be of.
+            workers: to whom its result goes.
+        """
+        self._rest = () if self._kept is None else self._kept.rest(ready, workers)
+        return ready if self._kept is None or not self._rest else self._kept.heads(ready)
 
     def overdue_ns(self) -> int | None:
         """Return when the round is given up: at the latest when it counts as lost; None while some are late.
@@ -300,25 +361,26 @@ class RoundCarrier:
     def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
         """Begin anew a round of which a worker says that it goes on slowly, if that pays: links must have changed.
 
-        It is void, links are probed, and the next attempt is made after that, and after as much time again: what tells
-        of probes waits in the queues of slow links, behind what is void. That costs this pause and a whole round; each
-        time that is done in vain it has to save twice as much.
+        It is void; once all have said what they keep, so that nothing of it is in queues any more, links are probed,
+        and the next attempt is made. That costs two or three pauses and what is left of the round; each time that is
+        done in vain it has to save twice as much.
         """
         running = self.running
         assert running is not None, "nothing is to be begun anew"
-        pause_ns = self._probing_ns(running.size_bytes, running.parts, now_ns)
-        usual_ns = max(running.planned_ns, round(min(self._took, default=0) * running.size_bytes))
+        size_bytes, hosts = running.size_bytes, self._hosts(running)
+        pause_ns = self._probing_ns(size_bytes, hosts, now_ns)
+        usual_ns = max(running.planned_ns, round(min(self._took, default=0) * running.summed_bytes))
+        if not running.summed:  # what all have is kept
+            planned_ns = max(1, running.planned_ns)
+            usual_ns = usual_ns * min(event.usual_ns, planned_ns) // planned_ns
         if event.left_ns <= (2 * pause_ns + usual_ns) << min(self._slow, MOST_BREAKS):
             return
-        self._probing.expect_news()
-        probes = list(self._probe(running.id, running.size_bytes, running.parts, pause_ns, now_ns))
-        if not probes:
+        if not self._probing.probe_bytes(size_bytes, hosts, pause_ns, self._links.best_bps):
             return  # the next attempt would go the same way
-        self._slow, self._probed_ns = self._slow + 1, now_ns
+        self._probing.expect_news()
+        self._slow, self.is_in_doubt, self.not_before_ns = self._slow + 1, True, now_ns + 2 * pause_ns
         rest = f"the rest would take {event.left_ns / 1e9:.1f} s, and all was to take {running.planned_ns / 1e9:.1f} s"
-        yield from self.void(f"{event.worker}: {rest}")
-        yield from probes
-        self.not_before_ns = now_ns + 2 * pause_ns
+        yield from self.void(f"{event.worker}: {rest}", keep=True)
 
     def _hosts(self, running: RunningRound) -> dict[str, str]:
         return {worker: self._context.host(worker) for worker in running.parts}

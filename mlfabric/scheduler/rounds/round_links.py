@@ -77,7 +77,7 @@ class RoundLinks:
         for worker, (up_bps, down_bps) in running.measured.items():
             host = hosts[worker]
             if host in alone and network.has_host(host):
-                load = running.size_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
+                load = running.summed_bytes, running.ready_bytes(worker), running.coming_bytes(worker)
                 is_held = worker in up_held, worker in down_held
                 shape = Shape.RING if running.summed else running.shape  # gossip fills no link for certain either
                 self.carried(network, Carried(host, shape, *load, is_held, up_bps, down_bps), now_ns)

@@ -28,6 +28,7 @@ from mlfabric.protocol import (
     RoundArrived,
     RoundBroken,
     RoundId,
+    RoundKept,
     RoundSlow,
 )
 from mlfabric.scheduler.context import Context
@@ -295,6 +296,13 @@ class Rounds:
         yield from self._begin(heads, late, now_ns)
 
     def _begin(self, heads: dict[str, ReduceRequested], late: Sequence[str], now_ns: int) -> Iterator[Instruction]:
+        everybody = [*heads, *late]
+        if self._carrier.is_in_doubt:
+            size_bytes = next(iter(heads.values())).size_bytes
+            if probes := list(self._carrier.probe_first(size_bytes, everybody, now_ns)):
+                yield from probes
+                return
+        heads = self._carrier.go_on(heads, everybody)
         shaped = self._carrier.shape(heads, late, (), now_ns)
         if late and (isinstance(shaped, str) or shaped.shape is not Shape.STRIPES):
             self._waits_for_all = True
@@ -319,6 +327,10 @@ class Rounds:
         running = self._running
         if running is not None and running.id == event.round and event.worker in running.members and not running.late:
             yield from self._carrier.slow(event, now_ns)
+
+    def kept(self, event: RoundKept) -> None:
+        """Take in what a worker has of the result of a void round."""
+        self._carrier.kept(event)
 
     def probed(self, event: LinkProbed) -> None:
         """Take in what a probe has shown."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from mlfabric.model.ranges import Ranges, count
 from mlfabric.planning import Shape
 from mlfabric.protocol import Reduce, ReducePart, ReduceRequested, RoundId
 
@@ -25,7 +26,8 @@ class RunningRound:
     result is the sum, where that is not all of them. ``is_best`` says that nothing that might be learnt of links would
     have made it shorter. ``planned_ns`` is how long it was to take. Nobody watches that while some are late: then it is
     not links that hold it up. Where gradients grow, those watch it whose own one is whole. ``shares`` says that
-    others use its links at the same time: what these carry of it tells little.
+    others use its links at the same time: what these carry of it tells little. ``after`` is the void round of whose
+    result all is kept but ``rest``; None if all of the tensor is summed.
     """
 
     id: RoundId
@@ -44,6 +46,8 @@ class RunningRound:
     summed: Mapping[str, int] = field(default_factory=dict)
     is_best: bool = False
     shares: bool = False
+    after: RoundId | None = None
+    rest: Ranges = ()
 
     @property
     def late(self) -> list[str]:
@@ -54,6 +58,11 @@ class RunningRound:
     def size_bytes(self) -> int:
         """How long each worker's tensor is."""
         return next(iter(self.members.values())).size_bytes
+
+    @property
+    def summed_bytes(self) -> int:
+        """How much of it is summed."""
+        return count(self.rest) or self.size_bytes
 
     def ready_bytes(self, worker: str) -> int:
         """Return how much a worker sends without waiting for others."""
@@ -86,6 +95,8 @@ class RunningRound:
             weight=self.summed.get(worker) or sum(each.weight for each in self.members.values()),
             rates=tuple(map(_mean, zip(*(each.rates for each in self.members.values()), strict=True))),
             planned_ns=0 if waits else self.planned_ns,
+            after=self.after,
+            rest=self.rest,
             reason=self.reason,
         )
 

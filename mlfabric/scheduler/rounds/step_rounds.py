@@ -26,6 +26,7 @@ from mlfabric.protocol import (
     ReduceSettled,
     RoundArrived,
     RoundBroken,
+    RoundKept,
     RoundsHeld,
     RoundSlow,
     StateArrived,
@@ -147,6 +148,7 @@ class StepRounds:
     def holds(self, worker: str, held: RoundsHeld, now_ns: int) -> Iterator[Instruction]:
         """Take in what a worker says that joins or comes back."""
         self._forget(worker)
+        self._carrier.doubt()
         yield from self._states.holds(worker, held, now_ns)
         yield from self._judge_all(now_ns)
 
@@ -173,7 +175,7 @@ class StepRounds:
     def worker_gone(self, record: MemberRecord, reason: str) -> Iterator[Instruction]:
         """Go on without a worker."""
         if self.is_reducing(record.member.name):
-            yield from self._carrier.void(reason)
+            yield from self._carrier.lost(reason, record.since_ns)
         yield from self._states.gone(record)
         yield from self._judge_all(record.since_ns)
 
@@ -305,6 +307,7 @@ class StepRounds:
         for worker in list(self._standings.behind(self.version, self._rule.most_waiting)):
             self._standings.of[worker].is_current, self._standings.of[worker].is_behind = False, True
         size_bytes, everybody = next(iter(heads.values())).size_bytes, [*heads, *self._standings.receivers(heads)]
+        heads = self._carrier.go_on(heads, everybody)
         if probes := list(self._carrier.probe_first(size_bytes, everybody, now_ns)):
             yield from probes
             return
@@ -358,13 +361,8 @@ class StepRounds:
         reason = f"all {len(reached)} workers have it"
         for worker in running.parts:
             member = running.members.get(worker)
-            settled = ReduceSettled(
-                to=worker,
-                reduce=None if member is None else member.reduce,
-                round=running.id,
-                workers=len(reached),
-                reason=reason,
-            )
+            reduce = None if member is None else member.reduce
+            settled = ReduceSettled(to=worker, reduce=reduce, round=running.id, workers=len(reached), reason=reason)
             if member is not None:
                 self._outcomes[member.reduce[:2]] = settled
                 delay = max(0, version - 1 - member.computed_from)
@@ -386,9 +384,12 @@ class StepRounds:
     def slow(self, event: RoundSlow, now_ns: int) -> Iterator[Instruction]:
         """Begin the round anew if that pays, as links have become slow."""
         running = self._running
-        is_of_it = running is not None and running.id == event.round and event.worker in running.parts
-        if is_of_it:
+        if running is not None and running.id == event.round and event.worker in running.parts:
             yield from self._carrier.slow(event, now_ns)
+
+    def kept(self, event: RoundKept) -> None:
+        """Take in what a worker has of the result of a void round."""
+        self._carrier.kept(event)
 
     def timed(self, event: StepsTimed) -> Iterator[Instruction]:
         """Take in what a worker's steps take; tell all workers a threshold once they have said it."""

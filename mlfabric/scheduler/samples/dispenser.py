@@ -10,16 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from mlfabric.model.samples import (
-    LAST_POSITION,
-    MOST_RANGES,
-    NO_SAMPLES,
-    Samples,
-    difference,
-    intersection,
-    samples_of,
-    union,
-)
+from mlfabric.model.ranges import difference, intersection
+from mlfabric.model.samples import LAST_POSITION, MOST_RANGES, NO_SAMPLES, Samples, samples_of, union
 from mlfabric.model.specs import Member
 from mlfabric.protocol import Commit, DrawAnswer, SamplesGranted, SamplesWanted
 from mlfabric.scheduler.context import Context

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlfabric.model.samples import NO_SAMPLES, Run, Samples, difference, union
+from mlfabric.model.ranges import difference
+from mlfabric.model.samples import NO_SAMPLES, Run, Samples, union
 from mlfabric.scheduler.model_state import ModelState
 from mlfabric.v1 import fabric_pb2, session_pb2
 

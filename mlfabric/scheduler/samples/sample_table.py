@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from mlfabric.model.samples import MOST_RUNS, NO_SAMPLES, SampleCounts, Samples, count, difference, samples_of, union
+from mlfabric.model.ranges import count, difference
+from mlfabric.model.samples import MOST_RUNS, NO_SAMPLES, SampleCounts, Samples, samples_of, union
 from mlfabric.protocol import Commit, NoteDropped, PushRequested, UpdateId
 from mlfabric.scheduler.updates.push_table import PushTable
 
