@@ -25,6 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.progress import track
+
 from benchmarks.checking import at_least_one
 from benchmarks.links import PAYLOAD_SHARE
 from benchmarks.testbed.cpu import CpuMeter
@@ -139,7 +142,8 @@ def run(rounds: int = 9, only: str = "") -> dict[str, Any]:
     unknown = [name for name in names if name not in PROFILES]
     if unknown:
         raise UsageError(f"--set only={','.join(unknown)}; allowed: {', '.join(PROFILES)}")
-    return {name: _measured(PROFILES[name], rounds) for name in names}
+    shown = track(names, description="links of different rates", console=Console(stderr=True))
+    return {name: _measured(PROFILES[name], rounds) for name in shown}
 
 
 def _measured(profile: Profile, rounds: int) -> dict[str, float]:
