@@ -61,6 +61,7 @@ def test_a_server_whose_callback_raises_ends_with_that_error_and_its_replica_tak
                     register(what)
                 except mlfabric.RefusedError as refused:
                     print("refused:", refused, flush=True)
+            print("serves", flush=True)
             server.wait()
         """,
     )
@@ -70,6 +71,7 @@ def test_a_server_whose_callback_raises_ends_with_that_error_and_its_replica_tak
     worker.read_until("trains")
     while "follows model" not in start("status", "--scheduler", address).finish()[1]:
         pass
+    server.read_until("serves")
     (tmp_path / "enough").touch()
 
     code, said = server.finish()
