@@ -47,7 +47,7 @@ def samples_of(ranges: Iterable[tuple[int, int]], most: int = MOST_RANGES) -> Sa
     Raises:
         UsageError: a range is empty or out of range, or there are more than ``most``.
     """
-    given = sorted(ranges)
+    given = tuple(ranges)
     for start, stop in given:
         if not 0 <= start < stop <= LAST_POSITION:
             raise UsageError(f"samples from {start} up to {stop}; allowed: 0 <= start < stop <= 2**62")

@@ -18,6 +18,7 @@ from mlfabric.model.specs import ALIGNMENT_BYTES
 __all__ = ["Relay"]
 
 _PIECES = 16
+"""What nobody is handed is received in about so many, for it is known piece by piece what has come."""
 
 
 class Relay:

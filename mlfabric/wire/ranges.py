@@ -26,9 +26,9 @@ def to_numbers(ranges: Iterable[tuple[int, ...]]) -> list[int]:
 
 
 def from_numbers(numbers: Sequence[int], width: int, most: int, field: str) -> tuple[Any, ...]:
-    """Return the samples (``width`` 2) or the runs (``width`` 3) that were sent as these numbers.
+    """Return the ranges (``width`` 2) or the runs of samples (``width`` 3) that were sent as these numbers.
 
-    Ranges of samples that touch become one.
+    Ranges that touch become one.
 
     Raises:
         UsageError: they are not of good ranges, or of more than ``most``.
@@ -41,7 +41,7 @@ def from_numbers(numbers: Sequence[int], width: int, most: int, field: str) -> t
         gap, length, *rest = numbers[at : at + width]
         start, end = end + gap, end + gap + length
         if not start < end <= LAST_POSITION:
-            raise malformed(field, f"samples from {start} up to {end}", "ranges that are not empty, up to 2**62")
+            raise malformed(field, f"a range from {start} up to {end}", "ranges that are not empty, up to 2**62")
         if out and not gap and not rest:
             out[-1] = (out[-1][0], end)
         else:

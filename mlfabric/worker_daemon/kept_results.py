@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from mlfabric.model.ranges import Ranges, covered, difference
+from mlfabric.model.ranges import Ranges, count, covered, difference
 from mlfabric.protocol import RoundId
 from mlfabric.worker_daemon.attempts import Attempt, ReduceBuffers, padded_bytes
 
@@ -56,12 +56,11 @@ class KeptResult:
 
 def rest_of(buffers: ReduceBuffers, rest: Ranges) -> ReduceBuffers:
     """Return the bytes of a tensor that are still to be summed, put together, and room for their sum."""
-    length = sum(end - start for start, end in rest)
     given = None
     if buffers.given is not None:
         whole = np.frombuffer(buffers.given, np.uint8)
         given = memoryview(np.concatenate([whole[start:end] for start, end in rest]).data)
-    result = memoryview(np.empty(padded_bytes(length), dtype=np.uint8).data)
+    result = memoryview(np.empty(padded_bytes(count(rest)), dtype=np.uint8).data)
     return ReduceBuffers(given=given, result=result, dtype=buffers.dtype)
 
 

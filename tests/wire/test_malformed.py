@@ -86,7 +86,7 @@ MALFORMED_EVENTS = [
         r"TransferEnded\.transfer=None; allowed: update, get, sum",
     ),
     (S.Event(samples_dropped=S.SamplesDropped(samples=[1, 2, 3])), r"SamplesDropped\.samples='3 numbers'"),
-    (S.Event(samples_dropped=S.SamplesDropped(samples=[4, 0])), r"SamplesDropped\.samples='samples from 4 up to 4'"),
+    (S.Event(samples_dropped=S.SamplesDropped(samples=[4, 0])), r"SamplesDropped\.samples='a range from 4 up to 4'"),
     (S.Event(samples_dropped=S.SamplesDropped(samples=[2**62, 1])), r"ranges that are not empty, up to 2\*\*62"),
     (
         S.Event(push_requested=pushed(samples=[1] * 2 * (MOST_RANGES + 1))),

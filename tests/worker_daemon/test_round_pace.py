@@ -71,11 +71,5 @@ def test_a_short_rest_is_told_of_too_with_what_it_would_take_as_planned() -> Non
     assert Pace(PLANNED_NS, 0).usual_ns(0.95) < 0.1 * PLANNED_NS < left_ns < PLANNED_NS
 
 
-def test_a_lost_packet_makes_hardly_more_than_a_round_of_the_rest_of_a_short_one() -> None:
-    planned_ns, lost_ns = S // 2, S // 5  # TCP waits so long for a lost packet
-    found = watched(lambda at: min(at, max(0.6, at - lost_ns / planned_ns)), planned_ns)
-    assert all(left_ns < 1.1 * planned_ns for _, left_ns in found)
-
-
 def test_a_round_that_is_over_within_a_window_is_never_slow() -> None:
     assert watched(lambda at: 0.0 if at < 2.0 else 1.0, planned_ns=S // 10) == []

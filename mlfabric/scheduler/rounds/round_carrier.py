@@ -285,9 +285,9 @@ class RoundCarrier:
         self.is_in_doubt, self._kept = True, None
 
     def lost(self, reason: str, now_ns: int) -> Iterator[Instruction]:
-        """Void a round as one of its workers is gone, maybe because links have become slow: words of it are held up.
+        """Void a round as one of its workers is gone. Its link may only have become slow, and hold up its pulses.
 
-        Links are probed before the next one, once what is void has left their queues.
+        So links are probed before the next round, a pause later: by then their queues are empty.
         """
         assert self.running is not None, "nothing is to be begun anew"
         if self.running.planned_ns and self._probing.finds_changes:
