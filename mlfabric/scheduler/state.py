@@ -252,7 +252,8 @@ class SchedulerState:
             case ServerHolds():
                 if event.spec.name in self.models:
                     self.models[event.spec.name].replication.primary_holds(event)
-                yield from self._membership.reconcile(event, now_ns)
+                for update, delay in (yield from self._membership.reconcile(event, now_ns)):
+                    self._tally_commit(self.models[event.spec.name], update, delay)
             case JobHeld() | JobReleased() | ModelRemoved() | ModelFreed():
                 yield from self._end_models(event, now_ns)
             case SamplesReported() if event.model in self.models:
@@ -417,9 +418,7 @@ class SchedulerState:
         if (found := self._whole_of(event.model)) is not None:
             found[0].committed(event, found[1])
         for commit in (yield from model.pushes.committed(event)):
-            model.delays[commit.tau] += 1
-            if record := self._tallied(model, commit.update):
-                record.tally.commit()
+            self._tally_commit(model, commit.update, commit.tau)
         model.samples.committed(event.commits)
         model.dispenser.committed(event.commits)
         yield from model.replication.committed(event.commits)
@@ -447,6 +446,11 @@ class SchedulerState:
     def _note_drop(self, model: ModelState, instruction: Instruction) -> None:
         if isinstance(instruction, Drop):
             self._tally_drop(model, instruction.update, instruction.cause)
+
+    def _tally_commit(self, model: ModelState, update: UpdateId, delay: int) -> None:
+        model.delays[delay] += 1
+        if record := self._tallied(model, update):
+            record.tally.commit()
 
     def _tally_drop(self, model: ModelState, update: UpdateId, cause: DropReason) -> None:
         model.dropped[cause] += 1

@@ -416,6 +416,10 @@ def test_what_a_returning_server_had_applied_is_resolved_for_who_asked_before(st
     outcome = Committed(version=version, tau=2)
     resolved = Resolve(to="a", update=update("a"), outcome=outcome, reason="")
     assert stage.tell(holds(5, applied=(applied,))) == [resolved, SERVES]
+    for _ in range(2):  # it comes back once more, and says the same
+        assert stage.state.models["net"].delays == {2: 1}
+        assert stage.state.context.members["a"].tally.committed == 1
+        stage.tell(holds(5, applied=(applied,)))
 
 
 def test_what_a_returning_server_holds_is_adopted_and_planned_by_nobody_else(stage):

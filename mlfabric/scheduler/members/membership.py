@@ -7,7 +7,7 @@ name is refused while the first is here, and takes its place once that is silent
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from mlfabric.errors import UsageError
@@ -429,8 +429,12 @@ class Membership:
             if not any(model is one for one in stays):
                 model.pushes.clocks.leave(worker)
 
-    def reconcile(self, holds: ServerHolds, now_ns: int) -> Iterator[Instruction]:
-        """Take over what a server that (re)joined says of one model, or what is known of one that begins it."""
+    def reconcile(self, holds: ServerHolds, now_ns: int) -> Generator[Instruction, None, list[tuple[UpdateId, int]]]:
+        """Take over what a server that (re)joined says of one model, or what is known of one that begins it.
+
+        Returns:
+            As of ``PushEnds.reconcile``.
+        """
         model = self._models.held.get(holds.spec.name)
         if model is None:
             model = self._models.make(self._context, holds.spec, holds.server)
@@ -438,7 +442,7 @@ class Membership:
             yield from self._announce_model(holds.spec)
         self._miss(holds, model, now_ns)
         self.lifetimes.knows(name_of_whole(holds.spec), (ids.worker for ids in holds.applied))
-        yield from model.pushes.reconcile(holds)
+        committed = yield from model.pushes.reconcile(holds)
         yield from self._tell_of_server(model)
         name = name_of_whole(holds.spec)
         if holds.spec.shard is not None:
@@ -450,6 +454,7 @@ class Membership:
         model.dispenser.server_back(now_ns)
         yield from self.initial.seek(name, f"{holds.server} came without weights", now_ns)
         model.replication.primary_back(holds, now_ns)
+        return committed
 
     def _miss(self, holds: ServerHolds, model: ModelState, now_ns: int) -> None:
         """Wait for workers that a server knows and this scheduler does not: they may be on their way back to it."""

@@ -242,8 +242,12 @@ class PushEnds(PushTable):
 
     # A server that comes back
 
-    def reconcile(self, holds: ServerHolds) -> Iterator[Instruction]:
-        """Take over what a (re)joined server says it holds, and repeat what it does not know."""
+    def reconcile(self, holds: ServerHolds) -> Generator[Instruction, None, list[tuple[UpdateId, int]]]:
+        """Take over what a (re)joined server says it holds, and repeat what it does not know.
+
+        Returns:
+            The updates without an outcome here that are committed there, with their delays; not initial weights.
+        """
         if holds.version.epoch != self.version.epoch and self.whole is None:
             self._lose(holds)
         self.server_epoch, self.began = holds.version.epoch, holds.began
@@ -254,18 +258,23 @@ class PushEnds(PushTable):
             if not self.initialised:
                 self.iteration = None  # it was of a model that is gone
         self.has_formed |= holds.version.number > max(0, holds.epoch_base)
+        fresh = []
         for ids in holds.applied:
             self.settled.forget_below(UpdateId(ids.worker, ids.incarnation, 0), ids.low)
             for counter, version, tau in ids.recent:
                 update = UpdateId(ids.worker, ids.incarnation, counter)
                 if self._is_open(update):
                     self._sizes[version.number] += 1
+                asked = self.planned.get(update) or self.waiting.get(update)
+                if asked is not None and asked.request.kind is not UpdateKind.INITIAL:
+                    fresh.append((update, tau))
                 yield from self._settle(update, Committed(version=version, tau=tau))
         yield from self._break_up()
         for update in holds.received:
             if update not in self.planned and update not in self.settled:
                 yield from self._adopt(update)
         yield from self.repeat(frozenset(holds.received))
+        return fresh
 
     def _lose(self, holds: ServerHolds) -> None:
         """Count as lost what was committed under earlier server epochs after the version that the server goes on from.
