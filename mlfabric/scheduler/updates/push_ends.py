@@ -64,9 +64,7 @@ class PushEnds(PushTable):
     def _commit(self, commit: Commit, before: ModelVersion) -> Generator[Instruction, None, bool]:
         fresh = self._is_open(commit.update) and not self._was_told(commit, before)
         planned = self.planned.get(commit.update)
-        if (planned is None or planned.adopted) and self.spec.tau_max is None:
-            # An earlier scheduler planned it, under the bound of its time: the bound only grows.
-            self.most_workers = max(self.most_workers, least_workers(commit.tau))
+        self._raise_bound(planned, commit.tau)
         self.version = max(self.version, commit.version)
         if fresh:
             self._sizes[commit.version.number] += 1
@@ -74,6 +72,11 @@ class PushEnds(PushTable):
             yield from self._settle(commit.update, Committed(version=commit.version, tau=commit.tau))
         is_initial = planned is not None and planned.request.kind is UpdateKind.INITIAL
         return fresh and not is_initial
+
+    def _raise_bound(self, planned: PlannedUpdate | None, tau: int) -> None:
+        """Let the bound be as of whoever planned this: an earlier scheduler, in its time. It only grows."""
+        if (planned is None or planned.adopted) and self.spec.tau_max is None:
+            self.most_workers = max(self.most_workers, least_workers(tau))
 
     def _was_told(self, commit: Commit, before: ModelVersion) -> bool:
         """Tell whether a commit is told again of whose worker nothing is known any more: it has left."""
@@ -265,8 +268,10 @@ class PushEnds(PushTable):
                 update = UpdateId(ids.worker, ids.incarnation, counter)
                 if self._is_open(update):
                     self._sizes[version.number] += 1
-                asked = self.planned.get(update) or self.waiting.get(update)
+                planned = self.planned.get(update)
+                asked = planned or self.waiting.get(update)
                 if asked is not None and asked.request.kind is not UpdateKind.INITIAL:
+                    self._raise_bound(planned, tau)
                     fresh.append((update, tau))
                 yield from self._settle(update, Committed(version=version, tau=tau))
         yield from self._break_up()
