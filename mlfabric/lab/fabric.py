@@ -75,6 +75,7 @@ class FabricConfig:
         link_bps: of each host's link, each way.
         told_bps: what each worker says that its link carries, up and down, 0 for nothing; None for ``link_bps``.
         latency_s: the least and the most that a message takes.
+        acknowledged: how much the other way carries for what arrives over a link, as a share of that.
         state_dir: where the scheduler keeps its term.
     """
 
@@ -84,6 +85,7 @@ class FabricConfig:
     link_bps: float = 100e6
     told_bps: tuple[tuple[int, int], ...] | None = None
     latency_s: tuple[float, float] = (0.0002, 0.002)
+    acknowledged: float = 0.0
     state_dir: Path | None = None
 
 
@@ -132,7 +134,7 @@ class Fabric:
         self.config, self.job = config, job
         self.draw = random.Random(config.seed)
         self.loop = VirtualLoop(self.draw)
-        self.links = Links(self.loop, self.draw, config.latency_s)
+        self.links = Links(self.loop, self.draw, config.latency_s, config.acknowledged)
         self.calls = Calls(self.links)
         self.lives: list[Life] = []
         self.story: deque[str] = deque(maxlen=story_lines)

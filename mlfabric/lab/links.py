@@ -40,6 +40,7 @@ class _Flow:
     destination: str
     pipe: Pipe
     links: tuple[int, int]
+    back: tuple[int, int]
     is_active: bool = False
     arrives_s: float = 0.0
 
@@ -69,13 +70,20 @@ class Links:
         loop: whose time it is; a virtual one, or any other.
         draw: the source of chance.
         latency_s: the least and the most that a piece of a stream takes.
+        acknowledged: how much the other way carries for what arrives, as a share of that.
 
     Attributes:
         piece_bytes: how long a piece is at the most.
         message_s: returns how long the next message takes, by its source, its destination and its size in bytes.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, draw: random.Random, latency_s: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        draw: random.Random,
+        latency_s: tuple[float, float],
+        acknowledged: float = 0.0,
+    ) -> None:
         self.loop = loop
         self.latency_s = latency_s
         self._draw = draw
@@ -83,7 +91,7 @@ class Links:
         self._listeners: dict[str, tuple[Process | None, Callable[[MemoryStream], None]]] = {}
         self._ports = count(7000)
         self._connections: dict[_Connection, None] = {}
-        self._active = Shares[_Flow]()
+        self._active = Shares[_Flow](acknowledged)
         self._counted_s = loop.time()
         self._timer: asyncio.TimerHandle | None = None
         self._is_changed = False
@@ -163,10 +171,14 @@ class Links:
         return MemoryStream(address, back.pipe, there.pipe, path)
 
     def _flow(self, connection: _Connection, source: str, destination: str) -> _Flow:
-        links = NO_LINK, NO_LINK
+        links = back = NO_LINK, NO_LINK
         if source != destination:
-            links = self._numbers["up", source], self._numbers["down", destination]
-        flow = _Flow(connection, source, destination, Pipe(lambda _: self._begin(flow), self.piece_bytes), links)
+            links, back = (
+                (self._numbers["up", a], self._numbers["down", b])
+                for a, b in ((source, destination), (destination, source))
+            )
+        pipe = Pipe(lambda _: self._begin(flow), self.piece_bytes)
+        flow = _Flow(connection, source, destination, pipe, links, back)
         connection.flows.append(flow)
         return flow
 
@@ -203,7 +215,7 @@ class Links:
         if not flow.is_active and flow.pipe.written and not self.is_cut(flow.source, flow.destination):
             self._count()
             flow.is_active = True
-            self._active.enter(flow, flow.links, 8.0 * len(flow.pipe.written[0]), flow.limit_bps)
+            self._active.enter(flow, flow.links, 8.0 * len(flow.pipe.written[0]), flow.limit_bps, flow.back)
             self._is_changed = True
             self._look_soon()
 

@@ -4,9 +4,10 @@
 between them and every byte of a model up to ``MOST_BYTES``. A larger one is played with so many bytes, over links that
 are slower in the same measure.
 
-*What is stated.* Links change with the cluster's weather, and streams share them evenly. A piece of a stream takes
-``latency_s`` besides, a message to or from the scheduler ``control_s``, and what it keeps the scheduler and its link
-busy. Nothing else costs time: no processor, no packet that is lost.
+*What is stated.* Links change with the cluster's weather, and streams share them evenly. What arrives is acknowledged
+over the links of the other way. A piece of a stream takes ``latency_s`` besides, a message to or from the scheduler
+``control_s``, and what it keeps the scheduler and its link busy. Nothing else costs time: no processor, no packet that
+is lost.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ MOST_BYTES = 200_000
 PIECE_BYTES = 2 * SEGMENT_BYTES
 """Of what arrives as a whole. With pieces of one segment elastic rounds of 30 take 1 % less, and playing them 1.4 times
 as long."""
+ACKNOWLEDGED = 0.03
+"""Acknowledgements over what they are of, with all headers, one for every packet or two (measured)."""
 JOIN_S, FOR_EVER_S = 60.0, 1e9
 
 
@@ -90,6 +93,7 @@ class _Play:
             link_bps=self._scale * fastest_bps,
             told_bps=tuple(self._told_bps(host) for host in cluster.workers),
             latency_s=(cluster.latency_s, cluster.latency_s),
+            acknowledged=ACKNOWLEDGED,
         )
         self._fabric = Fabric(config, self._job, story_lines=0)
         self._loop = self._fabric.loop

@@ -83,6 +83,22 @@ def shared(*streams: tuple[tuple[int, int], float]) -> list[float]:
     return shares.rates_bps()
 
 
+def test_what_arrives_is_acknowledged_over_the_other_way() -> None:
+    a_up, a_down, b_up, b_down = range(4)
+    shares = Shares[str](acknowledged=0.1)
+    for link, bps in enumerate((10.0, 100.0, 100.0, 100.0)):
+        shares.set_rate(link, bps)
+    shares.enter("from a", (a_up, b_down), 1.0, 99.0, back=(b_up, a_down))
+    shares.share_out()
+    assert shares.rates_bps() == pytest.approx([11.0])  # nothing is to be acknowledged over a's way up
+    shares.enter("to a", (b_up, a_down), 1.0, 50.0, back=(a_up, b_down))
+    shares.share_out()
+    assert shares.rates_bps() == pytest.approx([11.0 - 0.1 * 50.0, 50.0])
+    shares.leave(0)
+    shares.share_out()
+    assert shares.rates_bps() == pytest.approx([50.0])
+
+
 def test_a_stream_takes_what_its_links_take_and_two_share_them(net: Net) -> None:
     assert net.run(net.moved("a", "b", 1_000_000)) == pytest.approx(1.0, abs=0.01)
 
