@@ -422,6 +422,16 @@ def test_what_a_returning_server_had_applied_is_resolved_for_who_asked_before(st
         stage.tell(holds(5, applied=(applied,)))
 
 
+def test_the_bound_of_an_earlier_scheduler_holds_for_what_a_returning_server_had_applied(stage):
+    spec = replace(SPEC, tau_max=None)
+    stage.server(held=(spec,))
+    stage.worker("a", spec=spec)
+    stage.ask(push("a"))
+    applied = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, ModelVersion(1, 90), 50),))
+    stage.tell(holds(90, spec=spec, applied=(applied,)))  # more workers were here when it was planned
+    assert stage.state.models["net"].delays == {50: 1}
+
+
 def test_what_a_returning_server_holds_is_adopted_and_planned_by_nobody_else(stage):
     stage.server(held=(SPEC,))
     stage.tell(holds(3, received=(update("a"),)))
