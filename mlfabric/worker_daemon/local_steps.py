@@ -8,8 +8,9 @@ local SGD (Stich, 2019) the outer model becomes the mean of the members'; with D
 
 A worker may go on while its round is made, as in Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512). Then its
 movement is how far it has come since its last offer, and the outer model that comes of a round takes the place of what
-the worker had when it offered: ``outer + (own - offered)``. The model may be cut into fragments, of which each round
-has one, in turn.
+the worker went on with when it had offered: ``outer + (own - begun)``. What the outer step takes from earlier rounds,
+its momentum, is known before the round is made. So the worker adds that to what it goes on with: its gradients are then
+those of about the model that comes. The model may be cut into fragments, of which each round has one, in turn.
 
 With SMA workers are drawn to the shared model instead (``central_model.py``).
 """
@@ -17,6 +18,7 @@ With SMA workers are drawn to the shared model instead (``central_model.py``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Protocol
 
 import torch
@@ -77,8 +79,8 @@ class OuterModel:
     """The model that workers' own ones begin each round with.
 
     Where the worker goes on while its round is made, and where each round has one part of the model, the worker keeps
-    what its movements count from: for each parameter the outer model's value when it went on from that, and its own one
-    once it has offered that.
+    what its movements count from: for each parameter the outer model's value when it went on from that, and what it
+    went on with once it had offered that.
 
     Args:
         models: this worker's, and the outer one.
@@ -136,10 +138,23 @@ class OuterModel:
     @torch.no_grad()
     def _offered(self, places: Sequence[int]) -> None:
         """Let the next movement of these parameters count from here."""
-        for own, shared, begun in map(self._all().__getitem__, places):
+        carried = self._carried(places) if self._overlaps else None
+        for number, (own, shared, begun) in enumerate(map(self._all().__getitem__, places)):
             shared.grad = None
+            if carried is not None:
+                own.add_(carried[number])
             if self._begun is not None:
                 begun.copy_(own)
+
+    def _carried(self, places: Sequence[int]) -> list[torch.Tensor]:
+        """Return how far the next outer step moves these parameters if nobody has moved: by its momentum."""
+        outer, optimizer = deepcopy((self._models.parameters, self.optimizer))
+        for parameter in outer:
+            parameter.grad = None
+        for place in places:
+            outer[place].grad = torch.zeros_like(outer[place])
+        optimizer.step()
+        return [outer[place].detach() - self._models.parameters[place] for place in places]
 
     @torch.no_grad()
     def _hand_over(self, *, whole: bool = False) -> None:

@@ -79,7 +79,10 @@ def fixed_gradient(seed: int) -> torch.Tensor:
     return drawn(small_model(), seed)
 
 
-def test_without_waiting_each_goes_on_with_its_newest_movement_beside_the_outer_model() -> None:
+@pytest.mark.parametrize("method", ["local-sgd", "diloco"])
+def test_without_waiting_each_goes_on_with_its_newest_movement_from_where_the_outer_model_is_carried(
+    method: str,
+) -> None:
     models, seen = [small_model(seed) for seed in range(2)], {0: list[torch.Tensor](), 1: list[torch.Tensor]()}
 
     def work(rank: int, worker: Any) -> None:
@@ -90,13 +93,18 @@ def test_without_waiting_each_goes_on_with_its_newest_movement_beside_the_outer_
             seen[rank].append(flat(models[rank]))
         worker.finish()
 
-    with local_team(models, method="local-sgd", momentum=0.0, wait=False) as workers:
+    rate, momentum = {"local-sgd": (1.0, 0.0), "diloco": (0.7, 0.9)}[method]
+    with local_team(models, method=method, momentum=0.0, wait=False) as workers:
         outer = flat(workers[0].outer_model)
+        velocity = torch.zeros_like(outer)
         together(*(partial(work, *each) for each in enumerate(workers)))
         for step in range(ROUNDS):
+            carried = -rate * momentum**2 * velocity
             for rank in range(2):
-                assert torch.allclose(seen[rank][step], outer + progress(rank, step), atol=1e-5)
-            outer = outer + (progress(0, step) + progress(1, step)) / 2
+                assert torch.allclose(seen[rank][step], outer + progress(rank, step) + carried, atol=1e-5)
+            movement = -(progress(0, step) + progress(1, step)) / 2
+            velocity = momentum * velocity + movement
+            outer = outer - rate * (movement + momentum * velocity)
         for rank, worker in enumerate(workers):
             assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
             assert torch.equal(flat(models[rank]), flat(worker.outer_model))
