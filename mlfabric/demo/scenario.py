@@ -57,7 +57,7 @@ class Scenario:
     momentum: float = 0.9
     warmup_updates: int = 100
     tau_max: int = 8
-    updates: int = 800
+    updates: int = 600
     longest_s: float = 90.0
     pace_s: float = 0.05
     jitter: float = 0.3
