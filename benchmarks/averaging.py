@@ -93,7 +93,8 @@ def run(only: str = "", trials: int = 3, iterations: int = 400, epochs: int = 60
         ``throughput``: by model, four learners over one (``over_one``) and over plain SGD (``over_sgd``), and
         the bytes that a learner takes. ``accuracy``: by model ``over_sgd``, how many times as fast
         SMA is as the faster one of plain SGD's; ``epochs_over_one``; ``time_over_ea``; None where one of the two never
-        had the accuracy.
+        had the accuracy. ``epochs_by_rate``: of one learner and of four, at
+        each learning rate; None where there were not enough.
 
     Raises:
         UsageError: there is no such part, or a number is out of range.
@@ -176,8 +177,8 @@ Made = tuple[Step, int]
 """A step, and how many samples it takes."""
 
 
-def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float | None]:
-    """Return how long each way takes to the accuracy, at its best rate."""
+def _accuracy(name: str, trials: int, epochs: int) -> dict[str, Any]:
+    """Return how long each way takes to the accuracy, at its best rate; and the epochs of learners at each rate."""
     ways: dict[str, Callable[[nn.Module, float], Made]] = {
         "sma": lambda model, rate: (_learners(model, rate, LEARNERS).step, BATCH),
         "ea": lambda model, rate: (_learners(model, rate, LEARNERS, momentum=0.0).step, BATCH),
@@ -186,10 +187,14 @@ def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float | None]:
         "sgd_of_all": lambda model, rate: (_plain(model, rate), BATCH * LEARNERS),
     }
     took: dict[str, dict[str, float]] = {}
+    by_rate: dict[str, dict[str, float | None]] = {f"{rate:g}": {} for rate in RATES}
     for way, make in ways.items():
         progress(f"averaging: {name}, {way}")
         rows = [_medians(_trained(name, make, rate, epochs, seed) for seed in range(trials)) for rate in RATES]
         took[way] = min(rows, key=lambda row: row["cpu_s"])
+        if way in ("one", "sma"):
+            for at_rate, row in zip(by_rate.values(), rows, strict=True):
+                at_rate[way] = row["epochs"] if math.isfinite(row["epochs"]) else None
     fastest = min(took["sgd"], took["sgd_of_all"], key=lambda row: row["cpu_s"])
     return {
         "over_sgd": _over(fastest, took["sma"], "cpu_s"),
@@ -197,6 +202,7 @@ def _accuracy(name: str, trials: int, epochs: int) -> dict[str, float | None]:
         "epochs_over_one": _over(took["sma"], took["one"], "epochs"),
         "time_over_ea": _over(took["sma"], took["ea"], "cpu_s"),
         **{f"{way}_epochs": row["epochs"] for way, row in took.items() if math.isfinite(row["epochs"])},
+        "epochs_by_rate": by_rate,
     }
 
 

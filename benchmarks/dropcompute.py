@@ -5,7 +5,7 @@
 3. *real*: the same with eight workers in a fabric.
 4. *even*: eight workers in a fabric whose micro-batches all take the same time.
 
-``mlfabric bench dropcompute``, 20 minutes; ``--set only=ratios,virtual``.
+``mlfabric bench dropcompute``, 25 minutes; ``--set only=ratios,virtual``.
 """
 
 from __future__ import annotations
