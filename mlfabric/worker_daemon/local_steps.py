@@ -47,6 +47,9 @@ INNER_STEPS: Mapping[Method, int] = {Method.LOCAL_SGD: 32, Method.DILOCO: 32, Me
 """How many a worker makes for each round, unless given."""
 DILOCO_LR, DILOCO_MOMENTUM = 0.7, 0.9
 """The outer step of DiLoCo, as in the paper's section 3."""
+OVERLAPPED_MOMENTUM = 0.8
+"""Where workers go on while rounds are made, unless given: what a round brings acts one round late, and with 0.9 the
+outer model swings."""
 
 OuterStep = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 """Makes the optimizer of the outer model's parameters."""
@@ -168,13 +171,13 @@ class OuterModel:
             self._models.take_buffers()
 
 
-_USUAL_STEPS: Mapping[Method, OuterStep] = {
-    Method.LOCAL_SGD: lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-    Method.DILOCO: lambda parameters: torch.optim.SGD(
-        parameters, lr=DILOCO_LR, momentum=DILOCO_MOMENTUM, nesterov=True
-    ),
-    Method.SMA: lambda parameters: torch.optim.SGD(parameters, lr=CENTRAL_LR, momentum=CENTRAL_MOMENTUM),
-}
+def _usual_step(method: Method, parameters: list[torch.nn.Parameter], *, overlaps: bool) -> torch.optim.Optimizer:
+    if method is Method.DILOCO:
+        momentum = OVERLAPPED_MOMENTUM if overlaps else DILOCO_MOMENTUM
+        return torch.optim.SGD(parameters, lr=DILOCO_LR, momentum=momentum, nesterov=True)
+    if method is Method.SMA:
+        return torch.optim.SGD(parameters, lr=CENTRAL_LR, momentum=CENTRAL_MOMENTUM)
+    return torch.optim.SGD(parameters, lr=1.0)
 
 
 def shared_model(
@@ -200,7 +203,7 @@ def shared_model(
         UsageError: it cannot be cut into so many, or what ``outer`` makes is no optimizer.
     """
     models = TwoModels(model, optimizer, fragments)
-    made = (outer or _USUAL_STEPS[method])(models.parameters)
+    made = outer(models.parameters) if outer else _usual_step(method, models.parameters, overlaps=overlaps)
     steps = instance_of(torch.optim.Optimizer, "what outer makes", made, "a torch.optim.Optimizer")
     if method is Method.SMA:
         return CentralModel(models, optimizer, steps)

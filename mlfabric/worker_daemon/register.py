@@ -300,8 +300,8 @@ def wrap(
             has one, in turn: there is a round every ``inner_steps / fragments`` steps, and each part is in one every
             ``inner_steps``; 1 unless given.
         outer: diloco, sma: makes the optimizer that steps the shared model, from the list of its parameters; unless
-            given SGD with lr 0.7 and Nesterov momentum 0.9, with sma lr 1 and momentum 0.9 (without momentum it is
-            EA-SGD).
+            given SGD with lr 0.7 and Nesterov momentum 0.9 (0.8 if workers do not wait), with sma lr 1 and momentum 0.9
+            (without momentum it is EA-SGD).
         overlap: whether gradients leave while backward makes the others; every worker gives the same. Not for scripts
             that change gradients between backward and ``step``, as clipping and gradient scalers do; several backwards
             before one ``step`` go under ``accumulating()``, all but the last. Without it asynchronous steps overlap

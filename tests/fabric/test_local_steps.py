@@ -93,7 +93,7 @@ def test_without_waiting_each_goes_on_with_its_newest_movement_from_where_the_ou
             seen[rank].append(flat(models[rank]))
         worker.finish()
 
-    rate, momentum = {"local-sgd": (1.0, 0.0), "diloco": (0.7, 0.9)}[method]
+    rate, momentum = {"local-sgd": (1.0, 0.0), "diloco": (0.7, 0.8)}[method]
     with local_team(models, method=method, momentum=0.0, wait=False) as workers:
         outer = flat(workers[0].outer_model)
         velocity = torch.zeros_like(outer)
