@@ -17,8 +17,9 @@ With SMA workers are drawn to the shared model instead (``central_model.py``).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, Protocol
 
 import torch
@@ -141,23 +142,13 @@ class OuterModel:
     @torch.no_grad()
     def _offered(self, places: Sequence[int]) -> None:
         """Let the next movement of these parameters count from here."""
-        carried = self._carried(places) if self._overlaps else None
-        for number, (own, shared, begun) in enumerate(map(self._all().__getitem__, places)):
+        groups = {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
+        for own, shared, begun in map(self._all().__getitem__, places):
             shared.grad = None
-            if carried is not None:
-                own.add_(carried[number])
+            if self._overlaps and id(shared) in groups:
+                own.add_(_carried(self.optimizer, groups[id(shared)], shared))
             if self._begun is not None:
                 begun.copy_(own)
-
-    def _carried(self, places: Sequence[int]) -> list[torch.Tensor]:
-        """Return how far the next outer step moves these parameters if nobody has moved: by its momentum."""
-        outer, optimizer = deepcopy((self._models.parameters, self.optimizer))
-        for parameter in outer:
-            parameter.grad = None
-        for place in places:
-            outer[place].grad = torch.zeros_like(outer[place])
-        optimizer.step()
-        return [outer[place].detach() - self._models.parameters[place] for place in places]
 
     @torch.no_grad()
     def _hand_over(self, *, whole: bool = False) -> None:
@@ -169,6 +160,22 @@ class OuterModel:
                 begun.copy_(shared)
         if whole or self._offers_buffers:
             self._models.take_buffers()
+
+
+def _carried(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
+    """Return how far an optimizer's next step moves a parameter whose gradient is zero: by its momentum.
+
+    Args:
+        group: the parameter's.
+    """
+    alone = copy(optimizer)
+    state, alone.param_groups = deepcopy((optimizer.state.get(parameter, {}), [{**group, "params": [parameter]}]))
+    (moved,) = alone.param_groups[0]["params"]
+    alone.state = defaultdict(dict, {moved: state})
+    moved.grad = torch.zeros_like(moved)
+    alone.step()
+    carried: torch.Tensor = moved.detach() - parameter.detach()
+    return carried
 
 
 def _usual_step(method: Method, parameters: list[torch.nn.Parameter], *, overlaps: bool) -> torch.optim.Optimizer:

@@ -110,6 +110,27 @@ def test_without_waiting_each_goes_on_with_its_newest_movement_from_where_the_ou
             assert torch.equal(flat(models[rank]), flat(worker.outer_model))
 
 
+@pytest.mark.parametrize(
+    "outer",
+    [partial(torch.optim.SGD, lr=0.5), partial(torch.optim.SGD, lr=0.5, momentum=0.9), torch.optim.AdamW],
+    ids=["sgd", "momentum", "adamw"],
+)
+def test_without_waiting_a_worker_that_has_not_moved_is_where_the_outer_model_comes_to(
+    outer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+) -> None:
+    model = small_model(3)
+    with local_team([model], method="diloco", momentum=0.0, wait=False, outer=outer) as (worker,):
+        for round_ in range(ROUNDS):
+            for i in range(INNER):
+                give(
+                    model, fixed_gradient(INNER * round_ + i) if round_ < ROUNDS - 1 else torch.zeros_like(flat(model))
+                )
+                worker.step()
+        carried_to = flat(model)
+        worker.finish()
+        assert torch.allclose(carried_to, flat(worker.outer_model), atol=1e-6)
+
+
 def test_local_sgd_takes_the_mean_of_the_models_by_their_weights() -> None:
     models, weigh = [small_model(7) for _ in range(3)], (1, 2, 5)
     expected = mean([alone(models[0], rank) for rank in range(3)], weigh)
