@@ -17,7 +17,7 @@ from mlfabric.demo.demo_events import Accuracy, Applied, EventTail, Moved, NotAp
 from mlfabric.demo.main import REPORT_FILES, RUN_FOLDER
 from mlfabric.errors import UsageError
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 SHORT = demo.Scenario(
     updates=50,

@@ -175,7 +175,7 @@ def test_a_worker_killed_while_it_sends_leaves_nothing_half_applied(services: Se
 
 
 def test_a_worker_told_to_end_finishes_what_it_has_pushed(services: Services) -> None:
-    before = model_of(services).committed
+    before = sum(model.committed for model in wait_until(services.status, "a status").models)
     process = services.train(1_000_000, -1.0, "told")
     wait_until(lambda: services.log("told").count("pushed") >= 3, "it trains")
     process.send_signal(signal.SIGTERM)
