@@ -330,6 +330,17 @@ def test_who_joins_late_waits_for_the_iteration_and_takes_part_in_the_next():
     assert [i.version.number for i in of(Serve, stage.commits(("a", 0)))] == [1, 1]
 
 
+def test_the_first_iteration_waits_for_as_many_workers_as_the_model_says():
+    pair = replace(spec_of(Method.SYNCHRONOUS), workers=2)
+    stage = ShardStage().begin("a", spec=pair)
+    assert not of(Send, stage.asks("a"))
+    stage.worker("b", spec=pair)
+    assert len(of(Serve, stage.gets("b"))) == 2
+    assert len(of(Send, stage.asks("b"))) == 4
+    stage.arrives("a")
+    assert stage.arrives("b") == [prepare(i, ("a", 0), ("b", 0)) for i in range(2)]
+
+
 def test_a_push_that_has_missed_its_iteration_is_dropped_at_all_parts():
     stage = ShardStage().begin("a", spec=spec_of(Method.SYNCHRONOUS))
     stage.asks("a")

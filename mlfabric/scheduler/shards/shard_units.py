@@ -300,7 +300,7 @@ class ShardUnits(ShardTable):
 
     def _choose_roster(self) -> None:
         """Fix which pushes make the next iteration once every worker has one (synchronous)."""
-        if not self.is_synchronous or self.roster or not self.is_between_units:
+        if not self.is_synchronous or self.roster or not self.is_between_units or self.tables[0].missing:
             return
         first, clocks = self.tables[0], self.tables[0].clocks
         chosen: dict[str, UpdateId] = {}
