@@ -93,8 +93,8 @@ def run(only: str = "", trials: int = 3, iterations: int = 400, epochs: int = 60
         ``throughput``: by model, four learners over one (``over_one``) and over plain SGD (``over_sgd``), and
         the bytes that a learner takes. ``accuracy``: by model ``over_sgd``, how many times as fast
         SMA is as the faster one of plain SGD's; ``epochs_over_one``; ``time_over_ea``; None where one of the two never
-        had the accuracy. ``epochs_by_rate``: of one learner and of four, at
-        each learning rate; None where there were not enough.
+        had the accuracy. ``epochs_by_rate`` has those of one learner and of four at each learning rate; None where that
+        would take more than ``epochs``.
 
     Raises:
         UsageError: there is no such part, or a number is out of range.
