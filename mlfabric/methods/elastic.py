@@ -22,7 +22,7 @@ __all__ = ["Elastic"]
 
 _LOST = 10
 """After how many times the usual time a worker does not count any more among those of which a share must be ready. The
-first round waits so long."""
+first round of gradients waits so long."""
 _LEAST_USUAL_NS = 20_000_000
 """Shorter times are not told apart from delays of threads and messages."""
 
@@ -50,7 +50,9 @@ class Elastic:
         if len(who.ready_ns) < math.ceil(self._at_least * counted):
             return min(lost for lost in lost_ns if lost > now_ns)
         begins_ns = best_ns(who, now_ns)
-        return max(now_ns, *lost_ns) if begins_ns is None else begins_ns
+        if begins_ns is None:
+            return max(now_ns, *lost_ns) if self._replaces else now_ns
+        return begins_ns
 
     def late(self, delay: int, gradients: int, *, can_renew: bool = False) -> Late:
         """Let it join while its delay is within the bound, unless a new one takes its place."""

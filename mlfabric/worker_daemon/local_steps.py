@@ -8,9 +8,10 @@ local SGD (Stich, 2019) the outer model becomes the mean of the members'; with D
 
 A worker may go on while its round is made, as in Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512). Then its
 movement is how far it has come since its last offer, and the outer model that comes of a round takes the place of what
-the worker went on with when it had offered: ``outer + (own - begun)``. What the outer step takes from earlier rounds,
-its momentum, is known before the round is made. So the worker adds that to what it goes on with: its gradients are then
-those of about the model that comes. The model may be cut into fragments, of which each round has one, in turn.
+the worker went on with when it had offered: ``outer + (own - begun)``, after the first step for which it is here. What
+the outer step takes from earlier rounds, its momentum, is known before the round is made. So the worker adds that to
+what it goes on with: its gradients are then those of about the model that comes. The model may be cut into fragments,
+of which each round has one, in turn.
 
 With SMA workers are drawn to the shared model instead (``central_model.py``).
 """
@@ -75,6 +76,9 @@ class Shared(Protocol):
     def meet(self, rounds: RoundOptimizer, weight: int) -> None:
         """Offer what the worker's steps have brought, which weighs so much, and take in what is settled."""
 
+    def catch_up(self, rounds: RoundOptimizer) -> None:
+        """Take in what is settled, between two offers of a worker that goes on while rounds are made."""
+
     def finish(self, rounds: RoundOptimizer) -> None:
         """Apply settled rounds, and let the worker's model go on from the shared one."""
 
@@ -127,6 +131,11 @@ class OuterModel:
         if not is_sound:
             self.begin()
         elif not self._overlaps:
+            self._hand_over()
+
+    def catch_up(self, rounds: RoundOptimizer) -> None:
+        """Go on from the outer model that has come of rounds meanwhile: the earlier, the less steps are off it."""
+        if self._overlaps and rounds.catch_up():
             self._hand_over()
 
     def finish(self, rounds: RoundOptimizer) -> None:
@@ -308,6 +317,8 @@ class LocalOptimizer(TakenOver):
         self._made, self._weight, self._next_weight = self._made + 1, self._weight + self._next_weight, 1
         if self._made >= self._inner_steps:
             self.meet()
+        else:
+            self._shared.catch_up(self.rounds)
 
     def meet(self) -> None:
         """Offer what was learnt now, if an inner step was made since the last round; go on from the shared model."""

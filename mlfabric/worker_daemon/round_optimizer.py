@@ -244,6 +244,11 @@ class RoundOptimizer(TakenOver):
         with torch.no_grad():
             at_once(self._steps.finish() if waits else self._steps.apply_all())
 
+    def catch_up(self) -> bool:
+        """Apply the rounds whose results are here; return whether anything has become known of rounds."""
+        with torch.no_grad():
+            return at_once(self._steps.catch_up())
+
     @property
     def has_left(self) -> bool:
         """Whether this worker has left the fabric."""

@@ -199,6 +199,14 @@ class RoundSteps(Generic[G]):
         await self._settle_sent()
         await self.apply_all()
 
+    async def catch_up(self) -> bool:
+        """Apply all rounds whose results are here, without waiting for more; return whether anything was known."""
+        is_known = self._sent is not None and self._sent.outcome.done()
+        if not is_known and self.inbox.is_empty:
+            return False
+        await (self._settle_sent() if is_known else self.apply_all())
+        return True
+
     async def agree(self) -> None:
         """Offer what is here for a round of all workers, and wait for that."""
         await self._settle_sent()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -79,35 +80,57 @@ def fixed_gradient(seed: int) -> torch.Tensor:
     return drawn(small_model(), seed)
 
 
+def settle(worker: Any) -> None:
+    """Wait until it is known what becomes of the last movement of a worker that does not wait for that by itself."""
+    sent = worker.rounds._steps._sent
+    if sent is not None:
+        sent.outcome.result(timeout=30)
+
+
 @pytest.mark.parametrize("method", ["local-sgd", "diloco"])
-def test_without_waiting_each_goes_on_with_its_newest_movement_from_where_the_outer_model_is_carried(
+def test_without_waiting_each_goes_on_from_where_the_outer_model_is_carried_and_takes_rounds_in_as_they_come(
     method: str,
 ) -> None:
-    models, seen = [small_model(seed) for seed in range(2)], {0: list[torch.Tensor](), 1: list[torch.Tensor]()}
-
-    def work(rank: int, worker: Any) -> None:
-        for step in range(ROUNDS):
-            for i in range(INNER):
-                give(models[rank], fixed_gradient(100 * rank + INNER * step + i))
-                worker.step()
-            seen[rank].append(flat(models[rank]))
-        worker.finish()
-
+    models = [small_model(seed) for seed in range(2)]
     rate, momentum = {"local-sgd": (1.0, 0.0), "diloco": (0.7, 0.8)}[method]
     with local_team(models, method=method, momentum=0.0, wait=False) as workers:
         outer = flat(workers[0].outer_model)
         velocity = torch.zeros_like(outer)
-        together(*(partial(work, *each) for each in enumerate(workers)))
-        for step in range(ROUNDS):
+        for round_ in range(ROUNDS):
             carried = -rate * momentum**2 * velocity
-            for rank in range(2):
-                assert torch.allclose(seen[rank][step], outer + progress(rank, step) + carried, atol=1e-5)
-            movement = -(progress(0, step) + progress(1, step)) / 2
+            for rank, (worker, model) in enumerate(zip(workers, models, strict=True)):
+                settle(worker)
+                for i in range(INNER):
+                    gradient = fixed_gradient(100 * rank + INNER * round_ + i)
+                    give(model, gradient)
+                    worker.step()
+                    if i == 0:
+                        assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
+                        assert torch.allclose(flat(model), outer - LR * gradient, atol=1e-5)
+                assert torch.allclose(flat(model), outer + progress(rank, round_) + carried, atol=1e-5)
+            movement = -(progress(0, round_) + progress(1, round_)) / 2
             velocity = momentum * velocity + movement
             outer = outer - rate * (movement + momentum * velocity)
-        for rank, worker in enumerate(workers):
+        for model, worker in zip(models, workers, strict=True):
+            worker.finish()
             assert torch.allclose(flat(worker.outer_model), outer, atol=1e-5)
-            assert torch.equal(flat(models[rank]), flat(worker.outer_model))
+            assert torch.equal(flat(model), flat(worker.outer_model))
+
+
+def test_without_waiting_a_worker_goes_on_until_its_next_movement_is_there() -> None:
+    models = [small_model(seed) for seed in range(2)]
+    with local_team(models, method="local-sgd", momentum=0.0, wait=False) as workers:
+        goes_on = Thread(target=inner_steps, args=(workers[0], models[0], 0, 2 * INNER - 1), daemon=True)
+        goes_on.start()
+        goes_on.join(timeout=30)
+        assert (workers[0].version, workers[0].waiting) == (0, 1)
+        waits = Thread(target=inner_steps, args=(workers[0], models[0], 0, 1), daemon=True)
+        waits.start()
+        waits.join(timeout=0.5)
+        assert waits.is_alive()
+        inner_steps(workers[1], models[1], 1)
+        waits.join(timeout=30)
+        assert (workers[0].version, workers[0].waiting) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +149,8 @@ def test_without_waiting_a_worker_that_has_not_moved_is_where_the_outer_model_co
                     model, fixed_gradient(INNER * round_ + i) if round_ < ROUNDS - 1 else torch.zeros_like(flat(model))
                 )
                 worker.step()
-        carried_to = flat(model)
+            carried_to = flat(model)
+            settle(worker)
         worker.finish()
         assert torch.allclose(carried_to, flat(worker.outer_model), atol=1e-6)
 
@@ -251,14 +275,12 @@ PARTS = 2
 
 def in_fragments(models: list[torch.nn.Module], wait: bool, rounds: int) -> list[Any]:
     """Train with fixed gradients, a round of one fragment every ``INNER`` steps; return the workers, who have left."""
-    seen: dict[int, list[torch.Tensor]] = {rank: [] for rank in range(len(models))}
 
     def work(rank: int, worker: Any) -> None:
         for step in range(rounds):
             for i in range(INNER):
                 give(models[rank], fixed_gradient(100 * rank + INNER * step + i))
                 worker.step()
-            seen[rank].append(flat(models[rank]))
         worker.finish()
 
     options: dict[str, Any] = {"inner_steps": PARTS * INNER, "fragments": PARTS, "wait": wait}
