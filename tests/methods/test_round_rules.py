@@ -64,6 +64,13 @@ def test_elastic_waits_until_enough_are_ready_and_at_first_for_all() -> None:
     assert rule(Method.ELASTIC, at_least=1.0).begins_ns(who(9, (0,)), 10**12) is None
 
 
+@pytest.mark.parametrize("method", [Method.LOCAL_SGD, Method.DILOCO])
+def test_the_first_round_of_movements_begins_once_enough_are_ready(method: Method) -> None:
+    rounds = rule(method, at_least=0.75)
+    assert rounds.begins_ns(known(2, (0, 0), round_ns=None), 200 * MS) == 1000 * MS
+    assert rounds.begins_ns(known(3, (0,), (100,), round_ns=None), 200 * MS) == 200 * MS
+
+
 def test_elastic_counts_workers_no_longer_that_are_lost_in_their_step() -> None:
     elastic = rule(Method.ELASTIC, at_least=0.75)
     assert elastic.begins_ns(who(2, (0, 0)), 1000 * MS) == 1000 * MS
