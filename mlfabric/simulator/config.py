@@ -135,6 +135,7 @@ class SimulationConfig:
         div_max, div_max_updates: how far a primary may be ahead of its replica, see ``Following``.
         calm_updates: how many more updates each worker pushes once the storm is over.
         method, slack, rule: of each model.
+        forms: the first iteration waits until all workers have joined: for one model of a method that has iterations.
         in_flight: updates that each worker has under way at most, >= 1.
         tau_max: of each model, if it is asynchronous; None as in ``ModelSpec``.
         model_bytes: size of a model and of each update.
@@ -166,6 +167,7 @@ class SimulationConfig:
     method: Method = Method.ASYNCHRONOUS
     slack: int = 0
     rule: RuleSpec = PLAIN
+    forms: bool = False
     in_flight: int = 2
     tau_max: int | None = None
     model_bytes: int = 1_000_000

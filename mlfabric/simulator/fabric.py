@@ -66,6 +66,7 @@ class Fabric:
             rule=config.rule,
             method=config.method,
             slack=config.slack,
+            workers=config.workers if config.forms else 0,
             tau_max=config.tau_max,
             server=server if config.shards == 1 else "",
             shards=config.shards,

@@ -44,6 +44,9 @@ class PartWitness(Witness):
         workers = [update.worker for update in members]
         assert len(set(workers)) == len(workers), f"a unit has two updates of one worker: {members}"
 
+    def _whole(self, model: str) -> str:
+        return model.rpartition(".shard")[0]
+
     def _levels(self, action: ApplyStep) -> None:
         """Let a part count under the epoch that counts for all: another server's, or one above what workers know of."""
         own = self._version_of(action.model)
@@ -154,6 +157,8 @@ class PartWitness(Witness):
         """Check that nobody waits for others while nothing is under way; parts wait until all are asked for."""
         for whole in state.wholes.values():
             if whole.unit is not None or not (whole.is_settled and whole.has_weights) or whole.is_synchronous:
+                continue
+            if whole.tables[0].missing:
                 continue
             if (due_ns := whole.due_ns()) is not None and due_ns - now_ns < LONGEST_WAIT_NS:
                 continue

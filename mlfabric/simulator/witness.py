@@ -25,6 +25,7 @@ from mlfabric.protocol import (
     Instruction,
     Lost,
     MemberEvent,
+    MemberJoined,
     ModelVersion,
     Outcome,
     Resolve,
@@ -121,6 +122,8 @@ class Witness:
         self._unnamed: set[str] = set()
         self._term = 0
         self._known: dict[str, tuple[SchedulerState, ModelVersion]] = {}
+        self._joined: dict[str, set[str]] = defaultdict(set)
+        self._together: dict[str, int] = {}
 
     # At the scheduler
 
@@ -143,6 +146,9 @@ class Witness:
             elif isinstance(instruction, Resolve):
                 self._agrees("the scheduler", instruction.update, instruction.outcome)
                 self._keeps_up(state, instruction.update, instruction.outcome)
+        if isinstance(event, MemberJoined) and event.spec is not None:
+            self._joined[event.spec.name].add(event.member.name)
+            self._together[event.spec.name] = event.spec.workers
         if isinstance(event, CommitsReported):
             self._remembered(state, [c.update for c in event.commits])
         elif isinstance(event, TransferEnded) and isinstance(event.transfer, UpdateId):
@@ -166,7 +172,8 @@ class Witness:
         """
         for model in state.models.values():
             pushes = model.pushes
-            idle = pushes.initialised and not pushes.awaited and not pushes.planned and not pushes.policy.has_barrier
+            waits_for_all = pushes.policy.has_barrier or pushes.missing
+            idle = pushes.initialised and not (pushes.awaited or pushes.planned or waits_for_all)
             if idle and state.context.is_here(pushes.server):
                 due_ns = pushes.due_ns(now_ns) if pushes.waiting else now_ns
                 free_ns = state.context.network.busy_until(down_link(state.context.host(pushes.server)), now_ns)
@@ -270,7 +277,17 @@ class Witness:
             self._gives(model, ModelVersion(version.epoch, number))
             self._values[model, ModelVersion(version.epoch, number)] = weights[0]
         self._versions[model] = version
+        self._has_formed(self._whole(model))
         self.leads.commits(action, members, [self.truths[update].vector for update in members])
+
+    def _whole(self, model: str) -> str:
+        """Return the name by which workers join."""
+        return model
+
+    def _has_formed(self, model: str) -> None:
+        """Check that no step is made before as many workers have joined as the first one waits for."""
+        joined, together = self._joined[model], self._together.get(model, 0)
+        assert len(joined) >= together, f"{model} makes a step though of {together} workers only {joined} have joined"
 
     def _gives(self, model: str, version: ModelVersion) -> None:
         assert (model, version) not in self._given, f"{version} of {model} is given twice"

@@ -360,6 +360,14 @@ def test_a_worker_too_far_ahead_is_given_no_part_of_the_model():
     assert stage.whole.held_back("a")
 
 
+def test_no_step_is_made_with_slack_either_before_as_many_workers_have_joined_as_the_model_says():
+    pair = replace(spec_of(Method.STALE_SYNCHRONOUS), workers=2)
+    stage = ShardStage().begin("a", spec=pair)
+    assert not of(Prepare, stage.pushes_all("a") + stage.tick())
+    told = stage.worker("b", spec=pair)
+    assert of(Prepare, told) == [prepare(i, ("a", 0)) for i in range(2)]
+
+
 # Status
 
 

@@ -14,6 +14,7 @@ from mlfabric.scheduler.shards.shard_gets import ShardGets
 from mlfabric.scheduler.shards.shard_levels import ShardLevels
 from mlfabric.scheduler.shards.shard_table import ShardTable
 from mlfabric.scheduler.shards.shard_units import ShardUnits, Stage
+from mlfabric.scheduler.updates.push_table import PushTable
 from mlfabric.server.shard import ShardModel
 from mlfabric.simulator import CALM, FaultRates, Simulation, SimulationConfig
 from mlfabric.simulator.config import METHODS
@@ -170,6 +171,19 @@ def test_all_servers_of_a_model_may_begin_with_nothing_and_nobody_waits_for_a_ve
 def test_a_scheduler_that_does_not_roll_forward_is_caught(monkeypatch):
     monkeypatch.setattr(ShardLevels, "_compare_parts", lambda self: None)
     caught("and no open unit", hectic)
+
+
+@pytest.mark.parametrize("method", [Method.SYNCHRONOUS, Method.STALE_SYNCHRONOUS])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_iteration_waits_for_all_workers_whatever_breaks_but_the_scheduler(seed, method):
+    config = hectic(seed, method)
+    stays = replace(config.faults, scheduler_hz=0.0)
+    assert Simulation(replace(config, forms=True, faults=stays)).run(EVENTS).committed
+
+
+def test_a_first_iteration_that_does_not_wait_for_all_workers_is_caught(monkeypatch):
+    monkeypatch.setattr(PushTable, "missing", 0)
+    caught("have joined", lambda seed: replace(hectic(seed, Method.SYNCHRONOUS), forms=True), first=27)
 
 
 def test_a_drop_that_stays_at_one_part_is_caught(monkeypatch):

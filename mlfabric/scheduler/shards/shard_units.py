@@ -261,8 +261,8 @@ class ShardUnits(ShardTable):
         return tuple(found)
 
     def _begin_unit(self) -> Iterator[Instruction]:
-        """Begin the next unit, if all parts have one."""
-        if self._retry_ns is not None or not self.is_between_units:
+        """Begin the next unit, if all parts have one, and all workers have joined that the first one waits for."""
+        if self._retry_ns is not None or not self.is_between_units or self.tables[0].missing:
             return
         pushes = self._next_iteration() if self.is_synchronous else self._next_push()
         if not pushes or any(self._transfers(shard, pushes) is None for shard in range(self.count)):
