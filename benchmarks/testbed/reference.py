@@ -104,6 +104,8 @@ DEMANDS: Mapping[str, Mapping[str, Mapping[str, float]]] = MappingProxyType(
             "C2-N2": {"to_target_overlapped": 1.35, "to_target_best": 1.1},
             "C1-N3": {"to_target_overlapped": 1.35},
         },
+        "diloco-8": {cell: {"to_target": 3.0} for cell in LOCAL_CELLS},
+        "diloco-32": {cell: {"to_target": 3.0} for cell in LOCAL_CELLS},
         **{
             f"diloco-{steps}-overlap": {
                 cell: {"to_target": 3.0, "to_target_waiting": 1.5, "to_further_target_waiting": 1.5}
