@@ -67,10 +67,8 @@ def plan(
 
 async def all_over(*workers: Worker) -> None:
     """Wait until nothing is sent or expected any more."""
-    tasks = [task for worker in workers for task in worker.probes._tasks._running]
-    assert tasks
-    done, _ = await asyncio.wait(tasks, timeout=15)
-    assert [task.exception() for task in done] == [None] * len(tasks)
+    for task in [task for worker in workers for task in worker.probes._tasks._running]:
+        await asyncio.wait_for(asyncio.shield(task), 15)
 
 
 @asynccontextmanager
