@@ -29,6 +29,7 @@ from mlfabric.protocol import (
     Send,
     Tick,
     TransferEnd,
+    Unfollowed,
     Void,
     Welcome,
 )
@@ -338,6 +339,24 @@ def test_under_a_new_scheduler_a_primary_that_was_admitted_by_the_former_one_is_
     stage = under_a_new_scheduler()
     joins = member("s", Role.SERVER, 1, address="s:1", seen=Term(1, 0))
     assert of(Welcome, stage.tell(MemberJoined(member=joins, held=(SPEC,), server_epochs=(1,))))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_under_a_new_scheduler_a_replica_is_told_what_was_committed_and_its_worker_asks_for_no_more(is_late):
+    stage = Stage(term=2)
+    back(stage)
+    initial = AppliedIds(worker="b", incarnation=1, low=0, recent=((0, ModelVersion(1, 0), 0),))
+    applied = AppliedIds(worker="a", incarnation=1, low=0, recent=((0, ModelVersion(1, 4), 0),))
+    stage.tell(holds(4, applied=(initial, applied), replica="r"))
+    stage.worker("a")
+    stage.says("a", push("a", 1, computed_from=4, resolved_below=1))
+    if is_late:
+        stage.wait(10_000)
+        assert of(Unfollowed, stage.tick())
+    stage.replica(is_seeded=True, updates=0)
+    stage.tell(reported(3, update("a", 0)))
+    (order,) = of(Promote, lose_primary(stage))
+    assert [(c.update, c.version) for g in order.foretold for c in g.commits] == [(update("a", 0), (1, 4))]
 
 
 def test_a_server_of_a_greater_epoch_displaces_an_older_one_that_a_new_scheduler_heard_of_first():

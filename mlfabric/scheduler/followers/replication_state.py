@@ -154,13 +154,18 @@ class Replication(ReplicaPlans):
         return self._is_seeded or self._orphaned_ns is not None or update in self._left_with
 
     def primary_holds(self, holds: ServerHolds) -> None:
-        """Note what the primary committed and could not tell when it did, before its word is taken over."""
-        rule = self._pushes.spec.rule
+        """Note what the primary committed and could not tell when it did, before its word is taken over.
+
+        Its replica may not have been heard of yet, and may hold any of it.
+        """
+        rule, is_unheard = self._pushes.spec.rule, bool(holds.replica) and not self._is_seeded
         for ids in holds.applied:
             for counter, version, tau in ids.recent:
                 update = UpdateId(ids.worker, ids.incarnation, counter)
-                is_known = version.epoch != self.version.epoch or version <= self.version or update in self._told
-                if is_known or not self._may_need(update):
+                is_ahead = version.epoch == self.version.epoch and version > self.version
+                is_step = version.number > 0  # initial weights are in the seed
+                may_need = is_unheard or (is_ahead and self._may_need(update))
+                if update in self._told or not (is_step and may_need):
                     continue
                 planned = self._pushes.planned.get(update)
                 self._told[update] = Commit(
@@ -235,8 +240,7 @@ class Replication(ReplicaPlans):
     def _release_primary(self, now_ns: int) -> Iterator[Instruction]:
         """Tell a primary that keeps to a bound from before this scheduler's time that its replica does not come."""
         if self._orphaned_ns is not None and now_ns >= self._orphaned_ns + self._context.config.silence_ns:
-            self._orphaned_ns = None
-            self._told = {u: c for u, c in self._told.items() if self._may_need(u)}
+            self._orphaned_ns = None  # what was told stays: the primary may not hear this before its replica comes
             yield Unfollowed(to=self._pushes.server, model=self._model, reason="its replica has not come back")
 
     def _look_for_replica(self) -> Iterator[Instruction]:
