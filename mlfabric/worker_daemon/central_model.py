@@ -39,6 +39,10 @@ class CentralModel:
         self.parts = models.parts
         self._rates = self._inner_rates()
 
+    def start(self) -> None:
+        """Begin with the central model."""
+        self._models.start()
+
     def begin(self) -> None:
         """Go on from the central model."""
         with torch.no_grad():
@@ -55,9 +59,13 @@ class CentralModel:
         with torch.no_grad():
             for own, central in self._models.pairs:
                 central.grad = central - own
-        self._models.offer_buffers()
+        self._models.give_counts()
         if not is_offered(rounds):
+            self._models.forget_unsound()
             self.begin()
+
+    def go_on(self, rounds: RoundOptimizer) -> None:
+        """Leave it to the next ``meet``, which waits for the correction that was offered last."""
 
     def catch_up(self, rounds: RoundOptimizer) -> None:
         """Leave it to the next ``meet``: a correction is taken in where the next one is made."""

@@ -190,8 +190,9 @@ class DropCompute(Generic[T]):
         if self._compensation == "keep" and len(took_ns) < most:
             self._kept += [batch for _, batch in zip(range(most - len(took_ns)), self._source, strict=False)]
         if took_ns:
+            done_ns = clock.monotonic_ns()
             self._team.joins.join(len(took_ns), len(took_ns) if self._divide_by == "computed" else self._micro_batches)
-            self._step = took_ns, clock.monotonic_ns(), min(most, self._micro_batches)
+            self._step = took_ns, done_ns, min(most, self._micro_batches)
 
     def _most(self) -> int:
         """Return how many micro-batches a step may have."""

@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 from mlfabric.errors import LayoutError, UsageError
 from mlfabric.model.specs import DTYPE_BYTES
 from mlfabric.worker_daemon.attempts import padded_bytes
+from mlfabric.worker_daemon.averaged_buffers import AveragedBuffers
 
-__all__ = ["FlatGradients", "averaged_buffers", "dtype_of_all"]
+__all__ = ["FlatGradients", "dtype_of_all"]
 
 
 class FlatGradients:
@@ -27,9 +28,8 @@ class FlatGradients:
 
     Args:
         parameters: those that the optimizer steps.
-        model: of whose floating-point buffers the workers have the mean; not of those with NaN or Inf now, which are
-            masks that no step changes. A module may assign a buffer anew.
-        has_buffers: these are in it.
+        model: whose they are.
+        buffers: are in it, too; None if none are.
         dtype: in which all travels; None takes one that holds everything in it.
 
     Attributes:
@@ -47,31 +47,31 @@ class FlatGradients:
         parameters: Sequence[torch.nn.Parameter],
         model: torch.nn.Module,
         *,
-        has_buffers: bool = True,
+        buffers: AveragedBuffers | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.parameters, self._model = _backwards(parameters, model), model
-        self._names = averaged_buffers(model) if has_buffers else []
-        buffers = self._buffers()
-        self._torch_dtype = dtype or dtype_of_all(self.parameters, buffers)
+        self._buffers = buffers
+        self._torch_dtype = dtype or dtype_of_all(self.parameters, self._taken())
         self.dtype = str(self._torch_dtype).removeprefix("torch.")
         ends = list(accumulate(p.numel() for p in self.parameters))
         self._gradients = ends[-1]
         self.ends_bytes = [end * self._torch_dtype.itemsize for end in ends]
-        numel = self._gradients + len(self.parameters) + sum(b.numel() for b in buffers)
+        numel = self._gradients + len(self.parameters) + sum(b.numel() for b in self._taken())
         self.size_bytes = padded_bytes(numel * self._torch_dtype.itemsize)
         self.numel = self.size_bytes // self._torch_dtype.itemsize
 
     @classmethod
-    def in_parts(cls, parts: Sequence[Sequence[torch.nn.Parameter]], model: torch.nn.Module) -> list[FlatGradients]:
+    def in_parts(
+        cls, parts: Sequence[Sequence[torch.nn.Parameter]], model: torch.nn.Module, buffers: AveragedBuffers
+    ) -> list[FlatGradients]:
         """Return one for the parameters of each part, all of one dtype; the buffers are in the first one."""
-        present, everything = dict(model.named_buffers()), [parameter for part in parts for parameter in part]
-        dtype = dtype_of_all(everything, [present[name] for name in averaged_buffers(model)])
-        return [cls(part, model, has_buffers=turn == 0, dtype=dtype) for turn, part in enumerate(parts)]
+        dtype = dtype_of_all([parameter for part in parts for parameter in part], buffers.taken())
+        return [cls(part, model, buffers=None if turn else buffers, dtype=dtype) for turn, part in enumerate(parts)]
 
-    def _buffers(self) -> list[torch.Tensor]:
-        present = dict(self._model.named_buffers())
-        return [present[name] for name in self._names]
+    def _taken(self) -> list[torch.Tensor]:
+        """Return the buffers that have the means."""
+        return [] if self._buffers is None else self._buffers.taken()
 
     @property
     def has_gradients(self) -> bool:
@@ -84,6 +84,8 @@ class FlatGradients:
 
     def add_into(self, flat: torch.Tensor, *, fresh: bool, but: Collection[int] = ()) -> bool:
         """Put the present gradients and buffers into a flat tensor; return whether all of that is finite.
+
+        Buffers that are not are then what they were before.
 
         Args:
             flat: written to.
@@ -101,8 +103,10 @@ class FlatGradients:
         for i in range(len(self.parameters)):
             if i not in but:
                 self.add_one(flat, i, fresh=fresh)
-        for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
-            place.copy_(buffer.detach().reshape(-1))
+        if self._buffers is not None:
+            for buffer, place in zip(self._buffers.given(), self._buffer_places(flat), strict=True):
+                place.copy_(buffer.detach().reshape(-1))
+            self._buffers.are_sound()
         return bool(torch.isfinite(flat).all())
 
     def add_one(self, flat: torch.Tensor, i: int, *, fresh: bool) -> None:
@@ -173,7 +177,7 @@ class FlatGradients:
         for i, (parameter, count) in enumerate(zip(self.parameters, had, strict=True)):
             mean = self._place(flat, i).view(parameter.shape).to(parameter.device, parameter.dtype)
             parameter.grad = mean if count else None
-        for buffer, place in zip(self._buffers(), self._buffer_places(flat), strict=True):
+        for buffer, place in zip(self._taken(), self._buffer_places(flat), strict=True):
             buffer.copy_(place.div_(workers).view(buffer.shape))
 
     def _place(self, flat: torch.Tensor, i: int) -> torch.Tensor:
@@ -182,14 +186,9 @@ class FlatGradients:
 
     def _buffer_places(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         at = self._gradients + len(self.parameters)
-        for buffer in self._buffers():
+        for buffer in self._taken():
             yield flat[at : at + buffer.numel()]
             at += buffer.numel()
-
-
-def averaged_buffers(model: torch.nn.Module) -> list[str]:
-    """Return the names of those buffers of which workers have the mean; see :class:`FlatGradients`."""
-    return [n for n, b in model.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
 
 
 def dtype_of_all(parameters: Sequence[torch.Tensor], buffers: Sequence[torch.Tensor]) -> torch.dtype:

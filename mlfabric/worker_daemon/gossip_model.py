@@ -14,7 +14,8 @@ import torch
 from mlfabric.errors import UsageError
 from mlfabric.model.specs import Method
 from mlfabric.worker_daemon.attempts import padded_bytes
-from mlfabric.worker_daemon.flat_gradients import averaged_buffers, dtype_of_all
+from mlfabric.worker_daemon.averaged_buffers import AveragedBuffers
+from mlfabric.worker_daemon.flat_gradients import dtype_of_all
 from mlfabric.worker_daemon.round_inbox import RoundResult
 from mlfabric.worker_daemon.state_image import read_state, write_state
 from mlfabric.worker_daemon.step_roles import Offered, RoundOutcome
@@ -34,8 +35,7 @@ class GossipModel:
 
     Args:
         optimizer: makes the worker's own steps.
-        model: its parameters that the optimizer steps are averaged, and its floating-point buffers (batch-norm
-            statistics), but for those with NaN or Inf now, which are masks. A module may assign a buffer anew.
+        model: its parameters that the optimizer steps are averaged, and ``AveragedBuffers``.
 
     Raises:
         LayoutError: there is nothing to train, or a tensor is of a dtype that cannot travel.
@@ -44,15 +44,14 @@ class GossipModel:
     def __init__(self, optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
         self._optimizer, self._model = optimizer, model
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._names = averaged_buffers(model)
-        self._dtype = dtype_of_all(self._parameters, self._averaged()[len(self._parameters) :])
+        self._buffers = AveragedBuffers(model)
+        self._dtype = dtype_of_all(self._parameters, self._buffers.given())
         self.dtype = str(self._dtype).removeprefix("torch.")
         self.size_bytes = padded_bytes(sum(tensor.numel() for tensor in self._averaged()) * self._dtype.itemsize)
         self._offered = self.empty()
 
     def _averaged(self) -> list[torch.Tensor]:
-        present = dict(self._model.named_buffers())
-        return [*self._parameters, *(present[name] for name in self._names)]
+        return [*self._parameters, *self._buffers.given()]
 
     def _places(self, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Give each tensor of the model, and where it lies in a flat one."""
@@ -62,7 +61,7 @@ class GossipModel:
             at += tensor.numel()
 
     def put(self, gathered: torch.Tensor, fresh: bool) -> bool:
-        """Make a step of the worker's own, if its gradients are finite; return whether they are.
+        """Make a step of the worker's own, if its gradients and buffers are finite; return whether they are.
 
         Raises:
             UsageError: no parameter has a gradient; nothing was changed.
@@ -70,7 +69,7 @@ class GossipModel:
         gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
         if not gradients:
             raise UsageError("step without a gradient: call backward() on a loss of this model first")
-        is_finite = all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        is_finite = self._buffers.are_sound() and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
         if is_finite:
             self._optimizer.step()
         return is_finite

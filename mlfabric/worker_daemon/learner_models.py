@@ -7,7 +7,7 @@ operations, however many parameters there are. The common model's own parameters
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -132,6 +132,13 @@ class LearnerModels:
         for name, buffer in self.model.named_buffers():
             rows = self.buffers[name]
             buffer.copy_(rows.mean(dim=0) if buffer.is_floating_point() else rows[0])
+
+    @torch.no_grad()
+    def move_with(self, move: Callable[[], None]) -> None:
+        """Let all learners move as the common model does in what is called."""
+        before = self.common.clone()
+        move()
+        self.weights.add_(self.common - before)
 
     def restart(self) -> None:
         """Let all learners go on from the common model."""

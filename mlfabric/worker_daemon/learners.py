@@ -179,7 +179,7 @@ class Learners:
         losses = ENGINES[self._engine if is_even else "in turn"](self._models, self._loss, batches)
         self._average()
         if self._fabric is not None:
-            self._fabric.stepped()
+            self._models.move_with(self._fabric.stepped)
         self._iterations += 1
         self._tune(began_s)
         return losses

@@ -19,7 +19,8 @@ With SMA workers are drawn to the shared model instead (``central_model.py``).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy, deepcopy
 from typing import Any, Protocol
 
@@ -70,8 +71,11 @@ class Shared(Protocol):
     optimizer: torch.optim.Optimizer
     parts: Parts
 
-    def begin(self) -> None:
-        """Let the worker's model begin with the shared one."""
+    def start(self) -> None:
+        """Let the worker's model begin as the shared one."""
+
+    def go_on(self, rounds: RoundOptimizer) -> None:
+        """Take in the round of a ``meet`` that was interrupted, if it was, before the next step."""
 
     def meet(self, rounds: RoundOptimizer, weight: int) -> None:
         """Offer what the worker's steps have brought, which weighs so much, and take in what is settled."""
@@ -105,15 +109,28 @@ class OuterModel:
         self.model, self.parts = models.shared, models.parts
         keeps = overlaps or len(self.parts) > 1
         self._begun = [shared.detach().clone() for shared in models.parameters] if keeps else None
-        self._offers_buffers = False
-        """Whether the last round that this worker offered something for was that of the buffers' means."""
 
-    def begin(self) -> None:
-        """Let this worker's model begin with the outer one."""
+    def start(self) -> None:
+        """Let this worker's model begin as the outer one."""
+        self._models.start()
+        self._begin()
+
+    def _begin(self) -> None:
         self._hand_over(whole=True)
+        self._models.take_buffers()
+
+    def go_on(self, rounds: RoundOptimizer) -> None:
+        """Go on from the outer model that comes of a round whose wait was interrupted."""
+        if rounds.is_interrupted:
+            rounds.finish(waits=True)
+            self._hand_over()
 
     def meet(self, rounds: RoundOptimizer, weight: int) -> None:
-        """Offer how far this worker has come, in the part whose turn it is; go on from the outer model."""
+        """Offer how far this worker has come, in the part whose turn it is; go on from the outer model.
+
+        The round of the first part has the buffers, too. Where the worker waits for that it goes on with their means;
+        else with its own: what they have learnt since is to stay.
+        """
         if self._begun is not None:
             rounds.finish(waits=True)
             self._hand_over()
@@ -122,16 +139,19 @@ class OuterModel:
         with torch.no_grad():
             for own, shared, begun in map(self._all().__getitem__, places):
                 shared.grad = (begun - own).mul_(weight)
-        self._offers_buffers = turn == 0
-        if self._offers_buffers:
-            self._models.offer_buffers()
+        self._models.give_counts()
         rounds.weigh(weight)
-        is_sound = is_offered(rounds)
-        self._offered(places)
+        try:
+            is_sound = is_offered(rounds)
+        finally:
+            self._offered(places)
         if not is_sound:
-            self.begin()
+            self._models.forget_unsound()
+            self._begin()
         elif not self._overlaps:
             self._hand_over()
+            if turn == 0:
+                self._models.take_buffers()
 
     def catch_up(self, rounds: RoundOptimizer) -> None:
         """Go on from the outer model that has come of rounds meanwhile: the earlier, the less steps are off it."""
@@ -141,7 +161,7 @@ class OuterModel:
     def finish(self, rounds: RoundOptimizer) -> None:
         """Apply settled rounds, where they overlap that of the last movement, too; go on from the outer model."""
         rounds.finish(waits=self._overlaps)
-        self.begin()
+        self._begin()
 
     def _all(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         """Return of each parameter this worker's value, the outer one, and what its movement counts from."""
@@ -167,8 +187,6 @@ class OuterModel:
             own.copy_((own - begun).add_(shared) if keeps and not whole else shared)
             if keeps:
                 begun.copy_(shared)
-        if whole or self._offers_buffers:
-            self._models.take_buffers()
 
 
 def _carried(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: torch.Tensor) -> torch.Tensor:
@@ -177,7 +195,8 @@ def _carried(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter:
     Args:
         group: the parameter's.
     """
-    alone = copy(optimizer)
+    alone = copy(optimizer)  # which leaves out what torch's optimizers do not have
+    vars(alone).update({n: v for n, v in vars(optimizer).items() if n not in vars(alone) and n != "step"})
     state, alone.param_groups = deepcopy((optimizer.state.get(parameter, {}), [{**group, "params": [parameter]}]))
     (moved,) = alone.param_groups[0]["params"]
     alone.state = defaultdict(dict, {moved: state})
@@ -259,7 +278,8 @@ class LocalOptimizer(TakenOver):
         self._made = self._weight = 0
         """How many inner steps were made since the last round, and what they weigh."""
         self._next_weight = 1
-        shared.begin()
+        self._holds_rounds = False
+        shared.start()
 
     @property
     def inner(self) -> torch.optim.Optimizer:
@@ -308,14 +328,24 @@ class LocalOptimizer(TakenOver):
         Raises:
             FabricClosedError: the worker has left the fabric.
         """
+        self._shared.go_on(self.rounds)
         loss = self._taken_over.step(closure)
         self.stepped()
         return loss
 
+    @contextmanager
+    def holding_rounds(self) -> Iterator[None]:
+        """Make inner steps, and offer nothing in this context; ``meet`` after it does."""
+        self._holds_rounds = True
+        try:
+            yield
+        finally:
+            self._holds_rounds = False
+
     def stepped(self) -> None:
         """Count an inner step that was made in another way, as by ``mlfabric.Learners``; go on as ``step`` does."""
         self._made, self._weight, self._next_weight = self._made + 1, self._weight + self._next_weight, 1
-        if self._made >= self._inner_steps:
+        if self._made >= self._inner_steps and not self._holds_rounds:
             self.meet()
         else:
             self._shared.catch_up(self.rounds)

@@ -345,7 +345,7 @@ def wrap(
     waits = wait is not False and how.method is not Method.SMA
     steps = steps_between(inner_steps or INNER_STEPS[how.method], options.fragments)
     shared = shared_model(model, optimizer, how.method, outer, overlaps=not waits, fragments=options.fragments)
-    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=waits, parts=shared.parts)
+    rounds = _in_rounds(shared.optimizer, shared.model, how, options, waits=waits, parts=shared.parts, own=model)
     return LocalOptimizer(optimizer, shared, rounds, steps)
 
 
@@ -357,8 +357,9 @@ def _in_rounds(
     *,
     waits: bool,
     parts: Parts | None = None,
+    own: torch.nn.Module | None = None,
 ) -> RoundOptimizer:
-    """Join as a worker that applies rounds by itself; each round has one of the parts, unless it has all."""
+    """Join as a worker that applies rounds by itself; see ``RoundOptimizer``."""
     check_steps_alone(optimizer)
     together, job = how.together, how.claim()
     initialise(model, how.init)
@@ -386,6 +387,7 @@ def _in_rounds(
         overlap=how.overlap,
         gossips=how.method.is_gossip,
         parts=parts,
+        own=own,
     )
     if how.settings.drain_on_sigterm:
         drain_on_sigterm()

@@ -21,6 +21,7 @@ from mlfabric.protocol import SetThreshold
 from mlfabric.shell.forking import tell_copies
 from mlfabric.worker_daemon.argument_types import MOST_COUNTED
 from mlfabric.worker_daemon.attempts import GradientGrowth
+from mlfabric.worker_daemon.averaged_buffers import AveragedBuffers
 from mlfabric.worker_daemon.dealt_bytes import SEGMENTS
 from mlfabric.worker_daemon.early_gradients import EarlyGradients
 from mlfabric.worker_daemon.flat_gradients import FlatGradients
@@ -50,6 +51,7 @@ class RoundOptimizer(TakenOver):
         overlap: gradients leave while backward makes the others.
         gossips: each worker has a model of its own, and rounds average these.
         parts: parameters of which each round has one part, in turn; None if each has all.
+        own: the model whose buffers the worker offers, if it is another one.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class RoundOptimizer(TakenOver):
         overlap: bool = False,
         gossips: bool = False,
         parts: Parts | None = None,
+        own: torch.nn.Module | None = None,
     ) -> None:
         super().__init__(optimizer)
         parts = parts or [[p for group in optimizer.param_groups for p in group["params"]]]
-        flats = FlatGradients.in_parts(parts, model)
+        flats = FlatGradients.in_parts(parts, model, AveragedBuffers(model if own is None else own, model))
         self._flat = flats[0]
         trained = GossipModel(optimizer, model) if gossips else TrainedModel(optimizer, model, flats)
         self._gossips, self._put = gossips, trained.put
@@ -243,6 +246,11 @@ class RoundOptimizer(TakenOver):
         """
         with torch.no_grad():
             at_once(self._steps.finish() if waits else self._steps.apply_all())
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a step's wait for its round was interrupted, as by Ctrl-C."""
+        return self._steps.is_interrupted
 
     def catch_up(self) -> bool:
         """Apply the rounds whose results are here; return whether anything has become known of rounds."""

@@ -113,6 +113,11 @@ class RoundSteps(Generic[G]):
         """How many gradients are in no round yet, as far as this worker knows."""
         return self._count + (0 if self._sent is None else self._sent.updates)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a step's wait for its round was interrupted."""
+        return self._waits_for_rounds and self._sent is not None
+
     # Steps
 
     async def step(self, put: Callable[[G, bool], bool]) -> None:
@@ -129,13 +134,17 @@ class RoundSteps(Generic[G]):
         if await self._take_state():
             earlier, _ = self._take_gathered()
             self._dropped(self._gathered if earlier else None, earlier + 1, FETCHED, computed_from)
-        elif not put(self._gathered, self.is_fresh):
+        elif not self._put(put):
             earlier, _ = self._take_gathered()
             await self.apply_all()
             self._dropped(self._gathered, earlier + 1, NOT_FINITE, computed_from)
         else:
             self._count, self._weight = self._count + 1, self._weight + weight
             await self._go_on(computed_from)
+
+    def _put(self, put: Callable[[G, bool], bool]) -> bool:
+        with self._state_lock:  # in gossip it makes a step
+            return put(self._gathered, self.is_fresh)
 
     def _take_weight(self) -> int:
         weight, self.weight = self.weight, 1

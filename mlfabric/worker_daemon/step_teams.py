@@ -134,11 +134,11 @@ class _InnerSteps:
         self._worker = worker
 
     def accumulating(self) -> AbstractContextManager[Any]:
-        """Nothing leaves before the last one."""
-        return nullcontext()
+        """Nothing leaves before the last one: a round would count as the computing of a micro-batch."""
+        return self._worker.holding_rounds()
 
     def join(self, done: int, weight: int) -> None:
-        """Offer the movement, if the last inner step has not done so."""
+        """Offer the movement."""
         self._worker.meet()
 
 

@@ -54,7 +54,7 @@ class TwoModels:
     """
 
     def __init__(self, own: torch.nn.Module, optimizer: torch.optim.Optimizer, fragments: int = 1) -> None:
-        self._own, self.shared = own, deepcopy(own)
+        self._own, self.shared, self._optimizer = own, deepcopy(own), optimizer
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         both = zip(own.parameters(), self.shared.parameters(), strict=True)
         self.pairs = [(mine, shared) for mine, shared in both if id(mine) in stepped]
@@ -71,20 +71,36 @@ class TwoModels:
         return [[self.pairs[place][1] for place in part] for part in self.fragments]
 
     @torch.no_grad()
-    def offer_buffers(self) -> None:
-        """Let the shared model's floating-point buffers be this worker's: a round makes means of them."""
+    def start(self) -> None:
+        """Let this worker's model be the shared one, with what the optimizer does not step and what is counted."""
+        for parameter, common in zip(self._own.parameters(), self.shared.parameters(), strict=True):
+            parameter.copy_(common)
         for own, shared in self._buffers():
-            shared.copy_(own)
+            own.copy_(shared)
 
     @torch.no_grad()
     def take_buffers(self) -> None:
         """Let this worker's floating-point buffers be the shared model's."""
         for own, shared in self._buffers():
-            own.copy_(shared)
+            if own.is_floating_point():
+                own.copy_(shared)
+
+    @torch.no_grad()
+    def give_counts(self) -> None:
+        """Let the shared model's other buffers, as how many batches were seen, be this worker's."""
+        for own, shared in self._buffers():
+            if not own.is_floating_point():
+                shared.copy_(own)
+
+    def forget_unsound(self) -> None:
+        """Forget what the optimizer has averaged, for parameters of which that is not finite."""
+        for parameter, state in list(self._optimizer.state.items()):
+            averages = [value for value in state.values() if torch.is_tensor(value) and value.is_floating_point()]
+            if not all(bool(average.isfinite().all()) for average in averages):
+                del self._optimizer.state[parameter]
 
     def _buffers(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Give both models' buffers; a module may assign a buffer anew."""
         shared = dict(self.shared.named_buffers())
         for name, own in self._own.named_buffers():
-            if own.is_floating_point():
-                yield own, shared[name]
+            yield own, shared[name]

@@ -82,13 +82,15 @@ def test_inner_steps_are_cut_short_and_their_movement_is_offered() -> None:
 
     def work(rank: int) -> None:
         worker = found[rank] = joined(running, rank, models[rank], method="local-sgd", at_least=1.0, inner_steps=MICRO)
-        for _ in range(2):
+        for made in range(2):
             for batch in mlfabric.drop_compute(
                 micro_batches(rank), worker, micro_batches=MICRO, threshold=ALL if rank else ONLY_ONE
             ):
                 worker.zero_grad()
                 backward(models[rank], batch)
                 worker.step()
+                assert worker.version == made  # no micro-batch takes as long as a round
+            assert worker.version == made + 1
         worker.leave()
 
     with Fabric() as running:
