@@ -240,8 +240,8 @@ class PushEnds(PushTable):
                 yield from self._tear(found, reason, TornBy.AGGREGATOR_GONE)
 
     def aggregator_back(self, aggregator: Member) -> Iterator[CancelSum]:
-        """Tell an aggregator what it could not be told."""
-        yield from self.sums.take_owed(aggregator)
+        """Tell an aggregator what it may not have heard."""
+        yield from self.sums.cancelled(aggregator)
 
     # A server that comes back
 

@@ -288,10 +288,9 @@ class PushTable:
             self._links.free(part.sum)
             aggregator = part.aggregator
             order = CancelSum(to=aggregator.name, model=self.spec.name, sum=part.sum, reason=reason)
+            self.sums.note_cancelled(aggregator, order)
             if self._context.is_live(aggregator.name, aggregator.incarnation):
                 yield order
-            else:
-                self.sums.owe(aggregator, order)
 
     def _break_up(self) -> Iterator[Instruction]:
         """Give up the sums that lost a member, which was settled by itself: none of them can be applied any more."""

@@ -6,7 +6,7 @@ the root, goes to the server. A sum is committed whole or not at all, so whateve
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +16,9 @@ from mlfabric.protocol import CancelSum, SumId, UpdateId
 from mlfabric.scheduler.records import OVERDUE_SLACK_NS, TornBy
 
 __all__ = ["PlannedSum", "SumPart", "SumTable", "hops"]
+
+_KEPT = 64
+"""So many cancellations are kept for each aggregator: more than it has sums at one time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +101,12 @@ class PlannedSum:
 
 
 class SumTable:
-    """The sums by the ids of all of their parts, and the cancellations that aggregators could not be told."""
+    """The sums by the ids of all of their parts, and the last cancellations, which aggregators may not have heard."""
 
     def __init__(self) -> None:
         self._by_root: dict[SumId, PlannedSum] = {}
         self._by_part: dict[SumId, PlannedSum] = {}
-        self._owed: defaultdict[str, list[tuple[int, CancelSum]]] = defaultdict(list)
+        self._cancelled: defaultdict[str, deque[tuple[int, CancelSum]]] = defaultdict(lambda: deque(maxlen=_KEPT))
 
     def __iter__(self) -> Iterator[PlannedSum]:
         return iter(self._by_root.values())
@@ -143,15 +146,14 @@ class SumTable:
                     found[part.aggregator.name] += len(part.members)
         return found
 
-    def owe(self, aggregator: Member, order: CancelSum) -> None:
-        """Keep an order for an aggregator that cannot be talked to now."""
-        self._owed[aggregator.name].append((aggregator.incarnation, order))
+    def note_cancelled(self, aggregator: Member, order: CancelSum) -> None:
+        """Keep an order for an aggregator that cannot be talked to now, or whose stream has broken unnoticed."""
+        self._cancelled[aggregator.name].append((aggregator.incarnation, order))
 
-    def take_owed(self, aggregator: Member) -> list[CancelSum]:
-        """Return what an aggregator missed, which is told no second time; another incarnation has missed nothing."""
-        return [
-            order for incarnation, order in self._owed.pop(aggregator.name, []) if incarnation == aggregator.incarnation
-        ]
+    def cancelled(self, aggregator: Member) -> list[CancelSum]:
+        """Return what an aggregator that came back may have missed; another incarnation has missed nothing."""
+        found = self._cancelled[aggregator.name]
+        return [order for incarnation, order in found if incarnation == aggregator.incarnation]
 
     def put_off_behind(self, seq: int, now_ns: int) -> None:
         """Grant all sums at a place in the sequence and behind it their time once more."""
