@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlfabric import pulse
-from mlfabric.pulse import beat
+from mlfabric.pulse import beat, keeper
 from tests.fabric.harness import wait_until
 
 KEY = secrets.token_bytes(beat.KEY_BYTES)
@@ -245,6 +246,21 @@ def test_one_that_was_killed_is_replaced(ear: Ear, member: subprocess.Popen[byte
     killed_ns = time.monotonic_ns()
     ear.until(lambda heard: heard.sent_ns > killed_ns)
     assert children(member.pid) != [beside]
+
+
+@pytest.mark.parametrize(("number", "level"), [(signal.SIGTERM, "INFO"), (signal.SIGKILL, "WARNING")])
+def test_one_that_was_asked_to_end_with_its_parent_while_it_was_started_is_replaced_without_a_warning(
+    number: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    script = tmp_path / "beat.py"
+    script.write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    monkeypatch.setattr(beat, "__file__", str(script))
+    caplog.set_level("INFO", logger=keeper.__name__)
+    one = keeper._Keeper()
+    one.watch(keeper.Watch(key=bytes(beat.KEY_BYTES), address="127.0.0.1", port=9, recalled=lambda _: None))
+    wait_until(lambda: len(caplog.records) >= 2, "it was started once more")
+    one._end()
+    assert {record.levelname for record in caplog.records} == {level}
 
 
 def test_a_process_that_ends_in_order_leaves_nothing_behind(ear: Ear, member: subprocess.Popen[bytes]) -> None:

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +26,8 @@ __all__ = ["Watch", "forget", "watch"]
 log = logging.getLogger(__name__)
 RESTART_S = 0.5
 END_S = 1.0
+_MEANT_FOR_US = (-signal.SIGINT, -signal.SIGTERM, -signal.SIGHUP)
+"""What the process ends with if it is just being started when our process group is asked to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,11 +116,12 @@ class _Keeper:
             self._tell(wanted.line())
 
     def _tell(self, line: str) -> None:
-        if self._child is not None and self._child.stdin is not None:
+        if self._child is not None and self._child.stdin is not None and not self._child.stdin.closed:
             with contextlib.suppress(OSError):  # it has ended: whoever listens to it starts another one
                 os.write(self._child.stdin.fileno(), f"{line}\n".encode())
 
     def _listen(self, child: subprocess.Popen[bytes]) -> None:
+        assert child.stdin is not None
         assert child.stdout is not None
         for line in child.stdout:
             order, key, sent_ns = line.decode().split()
@@ -125,11 +129,16 @@ class _Keeper:
             if order == "recall" and wanted is not None:
                 wanted.recalled(int(sent_ns))
         code = child.wait()
+        with self._lock:
+            child.stdin.close()
+            child.stdout.close()
         if not self._ending:
-            log.warning("the process that sends signs of life ended with %s; starting another one", code)
+            level = logging.INFO if code in _MEANT_FOR_US else logging.WARNING
+            log.log(level, "the process that sends signs of life ended with %s; starting another one", code)
             time.sleep(RESTART_S)
             with self._lock:
-                self._start()
+                if not self._ending:
+                    self._start()
 
     def _end(self) -> None:
         """End the process with this one."""
